@@ -124,8 +124,8 @@ def test_recipes_without_filters_have_the_fingerprint_of_before_there_were_some(
     given = {"sources": two, "tokenizer": {"from": "t"}, "directory": "d", "sequence_length": 33}
     config = DataConfig.model_validate({**given, "validation": {"path": "v"}})
     settings = settings_of(config, {"more": SourceConfig(path="m")})
-    assert fingerprint(settings, {}, []) == "7d6781ac8f8409d0c0a911ffecaeaaa1"  # of CHAT_VERSION 6
-    assert stream_fingerprint(settings, {}, []) == "970123eb2776c3cd676a340a733b9b90"
+    assert fingerprint(settings, {}, []) == "6422f3bdc6d258bba5f6ca8b1b1997ba"  # of CHAT_VERSION 7
+    assert stream_fingerprint(settings, {}, []) == "eb22e701b2092e29a71ca0b5f56c045c"
 
 
 def test_a_validation_set_of_several_sources_is_another_than_the_one_stream_that_it_was(tmp_path):

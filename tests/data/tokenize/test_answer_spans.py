@@ -1,19 +1,23 @@
 """What is learned in chat templates that are in use, as exact text (chat_templates.py), under each policy of too_long."""
 
 import json
+import random
+import re
 import shutil
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
+from transformers import AutoTokenizer
 
-from tests.data.chat_templates import CASES, MISTRAL_V3, TALK, Case
+from tests.data.chat_templates import CASES, CHATML, COHERE, HEADERS, MISTRAL_V3, TALK, Case
 from windlass.data.tokenize.chat_samples import samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import ID_BITS, MASKED
 from windlass.data.tokenize.resume import FinishedPart
+from windlass.data.tokenize.template_files import on_day
 from windlass.errors import UserError
 
 DATE = "2026-01-02"
@@ -138,3 +142,83 @@ def test_an_answer_whose_thought_is_dropped_is_not_found_in_a_later_turn(made, f
 
 def talk(question, answer):
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+SAYINGS = [
+    "The red one.",
+    "a",
+    "final",
+    "assistant",
+    "user",
+    "end",
+    "think",
+    "message",
+    "Pull it in\nslowly.",
+    "1",
+    "i",
+    "an",
+]
+"""What is said: short words that the marks of turns hold, too."""
+GEMMA, STARTED = "<bos> <start_of_turn> <end_of_turn>", "<|startoftext|> <|im_start|> <|im_end|>"
+MARKED = {  # templates that mark answers -> their special tokens, and what they mark of the cue
+    "cohere_training": (COHERE, ""),
+    "cohere2_training": (
+        f"<|START_RESPONSE|> <|END_RESPONSE|> {COHERE.replace(' <|END', ' <|END_OF_TURN|> <|END')}",
+        "",
+    ),
+    "gemma3_training": (GEMMA, ""),
+    "gptoss_training": (CASES["gpt-oss"].specials, "<|start|>assistant"),
+    "lfm2_training": (STARTED, ""),
+    "lfm2_v2_training": (STARTED, ""),
+    "llama3_training": (HEADERS, ""),
+    "muse_glimmer_training": ("<|start|> <|message|> <|eom|> <|eot|>", "<|start|>assistant"),
+    "qwen3_training": (CHATML, ""),
+    "qwen3_instruct_2507_training": (CHATML, ""),
+}
+
+
+def conversation(draw, has_thoughts):
+    turns = [{"role": "system", "content": "Be brief."}] * draw.randint(0, 1)
+    for _ in range(draw.randint(1, 6)):
+        turns += talk(draw.choice(SAYINGS), draw.choice(SAYINGS))
+        turns[-1] |= {"reasoning_content": draw.choice(SAYINGS)} if has_thoughts else {}
+    return turns
+
+
+@pytest.mark.parametrize("has_thoughts", [False, True])
+@pytest.mark.parametrize("name", MARKED)
+def test_answers_found_by_their_place_are_those_that_transformers_masks(made, name, has_thoughts):
+    """The template without its marks, against `return_assistant_tokens_mask` with them."""
+    specials, cue = MARKED[name]
+    case = Case(name, specials, [])
+    directory, tokenizer = made(case)
+    marked, draw = AutoTokenizer.from_pretrained(directory), random.Random(name)
+    marked.chat_template = on_day(case.text(), DATE)
+    bare = re.sub(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}", r"{%\1 if true \2%}{% endif %}", case.text())
+    assert bare.count("{% endif %}") > case.text().count("{% endif %}") and "generation %}" not in bare
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": bare}))
+    template = Template(directory, DATE)
+    for _ in range(12):
+        messages = conversation(draw, has_thoughts)
+        given = marked.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        masked = spans(tokenizer, np.array(given["input_ids"]), np.array(given["assistant_masks"]))
+        found = template.encode(messages, "here")
+        assert given["input_ids"][: len(found.ids_N)] == found.ids_N.tolist()
+        # what a template marks of the cue and behind the end of a turn is its own, and nothing that a model says
+        wanted = [text.removeprefix(cue).rstrip("\n") for text in masked]
+        assert spans(tokenizer, found.ids_N, found.is_learned_N) == wanted, messages
+
+
+@pytest.mark.parametrize("thought", [{}, {"reasoning_content": "a i an"}])
+def test_a_short_answer_is_not_found_in_the_marks_before_it(made, thought):
+    """gpt-oss writes `<|channel|>final<|message|>` between the cue and the words, and ends the last answer alone otherwise."""
+    directory, tokenizer = made(CASES["gpt-oss"])
+    said = ["a", "final", "start", "The red one.", "i", "end", "end"]
+    asked = [message for one in said for message in talk("a final assistant end?", one)]
+    asked[-1] |= thought
+    (found,) = samples(Template(directory, DATE), asked, "here")
+    last = "<|channel|>analysis<|message|>a i an<|end|><|start|>assistant" if thought else ""
+    wanted = [f"<|channel|>final<|message|>{one}<|end|>" for one in said[:-1]]
+    wanted += [f"{last}<|channel|>final<|message|>end<|return|>"]
+    assert spans(tokenizer, found.encoded.ids_N, found.encoded.is_learned_N) == wanted

@@ -14,7 +14,7 @@ from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
 
-CHAT_VERSION = 6  # the same for sources of chat and pairs alone
+CHAT_VERSION = 7  # the same for sources of chat and pairs alone
 ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
 
 

@@ -76,30 +76,49 @@ class AnswerFinder:
 
     def _exact(self, number: int) -> Span:
         message, text, before = self._messages[number], self._text, self._before(number)
-        is_last = number == len(self._messages) - 1
-        upto = text if is_last else self._render(self._messages[: number + 1], False)
-        if text.startswith(upto) and len(upto) > len(before):
-            behind, end = end_of_all([*said_by(message)], upto, len(before)), len(upto)
+        upto = self._messages[: number + 1]
+        is_last = len(upto) == len(self._messages)
+        written = text if is_last else self._render(upto, False)
+        ending = "" if is_last else self._ending_in(upto, written, len(before))
+        if text.startswith(written) and len(written) > len(before):
+            end = len(written)
         else:
-            behind = self._behind(message, len(before), self._ending_in(upto, message, len(before)))
+            places = self._places(message, len(before), ending)
+            behind = places[0] if len(places) == 1 else self._behind_mark(number) if places else -1
             if behind < 0:
                 self._fail(number)
             end = self._end_of_turn(behind)
-        if behind >= 0 and not is_last and not message.get("tool_calls"):
-            self._ending = text[behind:end]
+            ending = text[behind:end]
+        if ending and not message.get("tool_calls"):
+            self._ending = ending
         return len(before), end
 
-    def _ending_in(self, written: str, message: dict[str, Any], start: int) -> str:
-        """What follows the words of `message` in a text that ends with its turn, which begins at `start`."""
-        behind = end_of_all([*said_by(message)], written, start)
+    def _ending_in(self, some: Sequence[dict[str, Any]], written: str, start: int) -> str:
+        """What follows the words of the last of `some` messages in `written`, their text. Its turn begins at `start`."""
+        words = [*said_by(some[-1])]
+        behind = end_of_all(words, written, start)
+        if len(words) == 1 and 0 <= behind < written.rfind(words[0]) + len(words[0]):  # "a" is in "<|channel|>final"
+            marked = [*some[:-1], with_mark(some[-1])]
+            behind = _place_of_mark(self._render(marked, False), written)
         return "" if behind < 0 else written[behind:]
 
-    def _behind(self, message: dict[str, Any], start: int, ending: str) -> int:
-        """Behind the words of `message` in its own turn, which begins at `start`; -1 where they are not in it. `ending`: what
+    def _places(self, message: dict[str, Any], start: int, ending: str) -> list[int]:
+        """Behind the words of `message` in its own turn, which begins at `start`: every place where they are. `ending`: what
         follows them, up to the special token that no words hold."""
         marks = [mark.group() for mark in self._specials.finditer(ending)]
         limit = self._text.find(marks[-1], start) if marks else -1
-        return -1 if limit < 0 else end_of_all([*said_by(message)], self._text, start, limit)
+        words, places = [*said_by(message)], list[int]()
+        at = end_of_all(words, self._text, start, limit) if limit >= 0 else -1
+        while at >= 0:
+            places.append(at)
+            at = end_of_all(words, self._text, at - len(words[0]) + 1, limit) if len(words) == 1 else -1
+        return places
+
+    def _behind_mark(self, number: int) -> int:
+        """Behind the words of a message, where its turn holds them more than once; -1 where the template changes more."""
+        marked = [*self._messages]
+        marked[number] = with_mark(marked[number])
+        return _place_of_mark(self._render(marked, False), self._text)
 
     def _before(self, number: int) -> str:
         """The begin of the text, up to the answer."""
@@ -156,18 +175,20 @@ class AnswerFinder:
             return len(self._text) if end_of_all([*said_by(message)], self._text, start) >= 0 else None
         has_calls = bool(message.get("tool_calls"))
         if not has_calls and self._ending:
-            behind = self._behind(message, start, self._ending)
-            if behind >= 0 and self._text.startswith(self._ending, behind):
-                return behind + len(self._ending)
-        written = self._render([*window, message], False)
-        behind = self._behind(message, start, self._ending_in(written, message, cut))
-        if behind < 0:
+            places = self._places(message, start, self._ending)
+            followed = [place for place in places if self._text.startswith(self._ending, place)]
+            if followed:
+                return followed[0] + len(self._ending)
+        some = [*window, message]
+        written = self._render(some, False)
+        places = self._places(message, start, self._ending_in(some, written, cut))
+        if len(places) != 1:
             return None
         end = self._end_of_window(written)
         if end is None or end <= start:
-            end = self._end_of_turn(behind)
+            end = self._end_of_turn(places[0])
         if not has_calls:
-            self._ending = self._text[behind:end]
+            self._ending = self._text[places[0] : end]
         return end
 
     def _end_of_window(self, written: str) -> int | None:
@@ -176,6 +197,18 @@ class AnswerFinder:
         if place < 0 or written[:same] != self._text[:same] or not self._text.startswith(written[same:], place):
             return None
         return place + len(written) - same
+
+
+def with_mark(message: dict[str, Any]) -> dict[str, Any]:
+    """With MARK behind its words."""
+    words = message["content"].rstrip()
+    return {**message, "content": words + MARK + message["content"][len(words) :]}
+
+
+def _place_of_mark(marked: str, text: str) -> int:
+    """Where MARK is in `marked`, which is `text` but for it; else -1."""
+    place = marked.find(MARK)
+    return place if place >= 0 and marked[:place] + marked[place + len(MARK) :] == text else -1
 
 
 def common_begin(one: str, other: str) -> str:
