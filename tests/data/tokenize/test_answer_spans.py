@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
-from tests.data.chat_templates import CASES, CHATML, COHERE, HEADERS, MISTRAL_V3, TALK, Case
+from tests.data.chat_templates import CALLS, CASES, CHATML, COHERE, HEADERS, MISTRAL_V3, TALK, Case
 from windlass.data.tokenize.chat_samples import samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
@@ -87,6 +87,24 @@ def test_templates_whose_answers_cannot_be_told_are_refused(made, case, given):
     with pytest.raises(UserError) as caught:
         Template(directory, DATE).encode(case.messages, "here")
     assert caught.value.given.startswith(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("llama 3.1, calls", "Let me look."), ("lfm 2", "depth"), ("gpt-oss", None)]
+)
+def test_words_beside_a_call_are_written_or_refused(made, name, missing):
+    """Llama 3.1 writes the call alone, LFM 2 the words alone, gpt-oss both."""
+    directory, tokenizer = made(CASES[name])
+    said = [CALLS[0], {**CALLS[1], "content": "Let me look."}, *CALLS[2:]]
+    if missing is None:
+        found = [one.encoded for one in samples(Template(directory, DATE), said, "here")]
+        learned = "".join(text for one in found for text in spans(tokenizer, one.ids_N, one.is_learned_N))
+        assert [learned.count(words) for words in ("Let me look.", "depth", "Four fathoms.")] == [1, 1, 1]
+        return
+    with pytest.raises(UserError) as caught:
+        samples(Template(directory, DATE), said, "here")
+    assert caught.value.given.startswith(f"here: the answer {missing!r} is not in what would be learned")
+    assert caught.value.change.startswith("some chat templates write a call or the words beside it")
 
 
 @pytest.mark.parametrize("name", CASES)
