@@ -75,6 +75,60 @@ CASES = [
 ]
 
 
+CALL = {"name": "depth", "arguments": {"at": "bow"}}
+CALLED = [
+    {"role": "user", "content": "How deep?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "4"},
+    {"role": "assistant", "content": "Four fathoms."},
+]
+DECLARED = {"name": "depth", "description": "Sounds.", "parameters": {"type": "object", "properties": {}}}
+
+
+def calling(call, **beside):
+    """As LLaMA-Factory's demonstration of glaive's rows."""
+    said = [("human", "How deep?"), ("function_call", call), ("observation", "4"), ("gpt", "Four fathoms.")]
+    return {"conversations": [{"from": who, "value": words} for who, words in said], **beside}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "json", "parquet"])
+def test_calls_of_sharegpt_are_an_answer_and_what_is_observed_a_tools_message(tmp_path, end):
+    text = '{"name": "depth", "arguments": "{\\"at\\": \\"bow\\"}"}'
+    rows = [calling(json.dumps(CALL), tools="[]"), calling(text, tools=json.dumps([DECLARED]))]
+    rows += [calling(json.dumps([CALL, CALL]), tools=None)]
+    path = tmp_path / f"a.{end}"
+    if end == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows) if end == "json" else "".join(f"{json.dumps(row)}\n" for row in rows))
+    plain, declared, twice = map(json.loads, read(path=str(path), format="chat", rows="sharegpt"))
+    assert plain == CALLED
+    assert declared == {"messages": CALLED, "tools": [{"type": "function", "function": DECLARED}]}
+    assert twice == [CALLED[0], {**CALLED[1], "tool_calls": [CALL, CALL]}, *CALLED[2:]]
+    own = {"messages": "conversations", "role": "from", "content": "value"}
+    own["roles"] = {"human": "user", "gpt": "assistant", "function_call": "tool_calls", "observation": "tool"}
+    assert [*map(json.loads, read(path=str(path), format="chat", rows=own))] == [plain, declared, twice]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "given"),
+    [
+        ("depth(bow)", "wrong type", 'has under `tool_calls` "depth(bow)"'),
+        ('{"arguments": {}}', "wrong call", "has a call without a name"),
+        ('[{"name": "depth", "args": {}}]', "wrong call", "has a call with the key `args`"),
+        ("7", "wrong type", "has under `tool_calls` 7"),
+        ("", "empty answer", "is an answer without words"),
+        ("[]", "empty answer", "is an answer without words"),
+        (None, "empty answer", "is an answer without words"),
+    ],
+)
+def test_a_call_of_sharegpt_that_is_none_is_a_bad_row(tmp_path, value, kind, given):
+    (tmp_path / "a.jsonl").write_text(json.dumps(calling(value)))
+    texts, bad = judged(tmp_path / "a.jsonl", format="chat", rows="sharegpt")
+    ((found, said),) = bad
+    assert texts == [] and found == kind and given in said
+
+
 @pytest.mark.parametrize("end", ["jsonl", "json", "parquet"])
 @pytest.mark.parametrize(("rows", "row", "wanted"), CASES)
 def test_a_shape_is_the_conversation_of_its_messages(tmp_path, rows, row, wanted, end):
@@ -112,7 +166,7 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
         {"conversation": []},
         {"conversations": None},
         {"conversations": "Why?"},
-        {"conversations": [{"from": "observation", "value": "x"}]},
+        {"conversations": [{"from": "narrator", "value": "x"}]},
         {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "Wind."}]},
         {**good, "tools": 7},
     ]
@@ -120,7 +174,7 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
     texts, bad = judged(tmp_path / "a.jsonl", format="chat", rows="sharegpt")
     assert [json.loads(text) for text in texts] == [said("Why?", "Wind.")]
     assert [kind for kind, _ in bad] == ["missing key", "null", "wrong type", "unknown role", "null", "wrong tools"]
-    assert bad[3][1] == ":5, message 0 has the from `observation`"
+    assert bad[3][1] == ":5, message 0 has the from `narrator`"
     (tmp_path / "a.jsonl").write_text(json.dumps({"instruction": ["Why?", 7], "output": 7}))
     assert refused(path=str(tmp_path), format="chat", rows="alpaca").given.startswith(f"{tmp_path}/a.jsonl:1")
 

@@ -1,7 +1,7 @@
 """Rows of other names -> `messages`: what `rows` of a source says of where a conversation is.
 
     messages            messages: [{role, content}]
-    sharegpt            conversations: [{from: human | gpt, value}], and perhaps system
+    sharegpt            conversations: [{from: human | gpt | function_call | observation, value}], and perhaps system and tools
     alpaca              instruction, input (may be empty), output, and perhaps system
     prompt-completion   prompt, completion
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
-from windlass.data.sources.shape_config import RowsConfig
+from windlass.data.sources.shape_config import CALLS, RowsConfig
 from windlass.errors import nearest
 
 ASSISTANT = "assistant"
@@ -116,7 +116,18 @@ def _renamed(message: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[
                 "unknown role", given, rule, "name it in `rows: {roles: {...}}` of the source, or mend the row"
             )
         found["role"] = shape.roles[found["role"]]
+    if found.get("role") == CALLS:
+        found |= {"role": ASSISTANT, "content": "", CALLS: _listed(found.get("content"))}
     return found
+
+
+def _listed(value: Any) -> Any:
+    """JSON of one call as a list of it; anything else as it is, for `calls_of` to judge."""
+    try:
+        call = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+    return [call] if isinstance(call, dict) else call
 
 
 def _of_columns(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]:

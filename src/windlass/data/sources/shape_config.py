@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 from windlass.settings import Settings, Violation
 
 Shape = Literal["messages", "sharegpt", "alpaca", "prompt-completion"]
+CALLS = "tool_calls"
+"""In `roles`: of a message that is an answer of calls alone, written as JSON."""
 SHARED_ROLES = {
     "system": "system",
     "human": "user",
@@ -16,6 +18,8 @@ SHARED_ROLES = {
     "gpt": "assistant",
     "assistant": "assistant",
     "tool": "tool",
+    "function_call": CALLS,
+    "observation": "tool",
 }
 
 
@@ -34,7 +38,8 @@ class RowsConfig(Settings):
     content: str = "content"
     """With `messages`: key of a message's words."""
     roles: dict[str, str] = {}
-    """With `messages`: role in the row -> role that the chat template knows, such as human: user. Then it knows no other role."""
+    """With `messages`: role in the row -> role that the chat template knows, such as human: user. Then it knows no other role.
+    `tool_calls` is of an answer whose words are JSON of a call, or of a list of calls."""
     prompt: str | list[str] | None = None
     """Key of the question, or several: of these the first holds a text, others may be empty, and a blank line joins them."""
     completion: str | None = None
