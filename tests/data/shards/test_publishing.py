@@ -1,0 +1,120 @@
+"""Publishing to a store, ended by SIGKILL at each system call that sends something or changes a file: what is there is whole, old
+or new, or nothing; and the next publication needs nothing of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.conftest import data_config
+from tests.data.prepare.test_prepare import quietly
+from tests.data.shards.test_remote import remote_config, silent
+from windlass.data.prepare.manifest import find_prepared
+from windlass.data.shards.mds import Reader
+from windlass.data.shards.remote import claim, publish
+from windlass.object_store import Store
+
+pytestmark = pytest.mark.long
+ROOT = Path(__file__).parents[3]
+KILLS = 40
+KILLER = """
+import os, signal, socket, sys, traceback
+from pathlib import Path
+import s3fs
+from windlass.data.shards.remote import claim, publish
+from windlass.object_store import Store
+def run(directory, url, last):
+    left = last
+    def count():
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    for name in ("send", "sendall", "sendmsg", "connect"):
+        call = getattr(socket.socket, name)
+        setattr(socket.socket, name, lambda self, *given, call=call: (count(), call(self, *given))[1])
+    store = Store(url, 20)
+    publish(Path(directory), store, claim(store), lambda line: None)
+    print("left", left, flush=True)
+for line in sys.stdin:
+    directory, url, last = line.rstrip().split("\\t")
+    child = os.fork()
+    if child == 0:
+        try:
+            run(directory, url, int(last))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        print("status", status, flush=True)
+"""
+
+
+@pytest.fixture
+def killed_at(s3_place):
+    """(directory, URL, call) -> publishes in a process that dies at that call. Returns how many calls were left, or None."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": os.environ}
+    with subprocess.Popen([sys.executable, "-c", KILLER], **pipes) as killer:
+
+        def ask(directory, url, call):
+            killer.stdin.write(f"{directory}\t{url}\t{call}\n")
+            killer.stdin.flush()
+            word, found = killer.stdout.readline().split()
+            assert word == "left" or int(found) == signal.SIGKILL, f"it ended with status {found}"
+            return int(found) if word == "left" else None
+
+        yield ask
+        killer.stdin.close()
+
+
+def content(folder):
+    """By name, the bytes of what is an object; a server's own files begin with a dot."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith(".")}
+
+
+def test_a_publication_killed_at_any_call_leaves_the_old_one_or_the_new_one_or_nothing(
+    small, s3_place, killed_at, tmp_path
+):
+    url, folder = s3_place
+    config = remote_config(small[0], url, tmp_path / "cache")
+    sources = [{"path": small[0].sources[0].path}]
+    older = quietly(data_config(tmp_path, sources=sources, sequence_length=40, shard_bytes=4 << 10))
+    store = Store(url, 20)
+
+    def published(directory):
+        publish(directory, store, claim(store), silent)
+        return content(folder)
+
+    def kill_at(call, begins):
+        """`begins`: at what is published there, else at an empty store."""
+        store.remove(store.sizes())
+        if begins == "old":
+            published(older.directory)
+        return killed_at(small[1].directory, url, call)
+
+    new, old = published(small[1].directory), published(older.directory)
+    calls, seen = {begins: -kill_at(0, begins) for begins in ("nothing", "old")}, set()
+    assert content(folder) == new
+    for kill in range(KILLS):
+        begins = ("nothing", "old")[kill % 2]
+        call = calls[begins] - kill * calls[begins] // KILLS
+        assert kill_at(call, begins) is None
+        there = content(folder)
+        if "prepared.json" in there:
+            assert there in (old, new)
+            seen.add("old" if there == old else "new")
+            found = find_prepared(config)
+            assert sum(1 for _ in Reader(found.shards("train"))) == found.sets["train"].samples
+        else:
+            assert find_prepared(config) is None
+            seen.add("nothing")
+        assert published(small[1].directory) == new, call
+        assert store.sizes().keys() == new.keys()
+    assert seen == {"old", "new", "nothing"}
