@@ -43,6 +43,23 @@ def test_a_name_that_is_none_is_answered_with_the_nearest():
     assert "did you mean `optim.learning_rate`?" in caught.value.change and "`windlass keys`" in caught.value.change
 
 
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("optim.lr", "use optim.learning_rate=VALUE; "),
+        ("lr", "use optim.learning_rate=VALUE; "),
+        ("data.seq_len", "use data.sequence_length=VALUE; "),
+        ("lora_r", "use adapter.kind=lora adapter.rank=VALUE; "),
+        ("gradient_accumulation_steps", "use nothing (accumulation follows from "),
+        ("training", "use the section run; "),
+    ],
+)
+def test_another_tools_name_is_answered_with_ours(name, answer):
+    with pytest.raises(UserError) as caught:
+        describe(name)
+    assert caught.value.change.startswith(answer) and caught.value.change.endswith("`windlass keys` lists them all")
+
+
 def test_the_fields_of_a_family():
     lines = describe("qwen3_moe")
     assert any(one.startswith("model.num_experts: ") for one in lines)

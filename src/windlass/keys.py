@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from windlass.config import RunConfig
 from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
+from windlass.other_names.near_names import renamed, renamed_elsewhere
 from windlass.settings import COUNTS, Settings
 
 SECTION: Final = "a section `{}` at `{}`"
@@ -91,10 +92,13 @@ def describe(path: str | None) -> list[str]:
     last = [name for name in named if name.rpartition(".")[2] == path]
     if last:
         return [line for name in last for line in _lines(*named[name])]
+    where, _, key = path.rpartition(".")
+    words = renamed(where, key, "VALUE") or renamed_elsewhere(key, "VALUE") or renamed("", key, "VALUE")
     raise UserError(
         f"windlass keys {path}",
         "a recipe has no section, no key and no family of that name",
-        nearest(path, [*(section.path for section in known), *FAMILIES, *named]) + "`windlass keys` lists them all",
+        (words or nearest(path, [*(section.path for section in known), *FAMILIES, *named]))
+        + "`windlass keys` lists them all",
     )
 
 

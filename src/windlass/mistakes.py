@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
-from windlass.other_names.near_names import renamed, renamed_elsewhere
+from windlass.other_names.answers import as_yaml
+from windlass.other_names.near_names import named_section, renamed, renamed_elsewhere
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
@@ -128,10 +129,25 @@ def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> st
     word for one of those, or the nearest in spelling."""
     section, key = ".".join(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
     if (hint := renamed(section, key, value)) or len(location) > 2:
-        return hint or nearest(key, choices)
+        ours = named_section(key) if not section and isinstance(value, Mapping) else ""
+        inside = _hints_inside(recipe, ours, value) if ours else ""
+        return f"{hint.removesuffix('; ')}: {inside}; " if inside else hint or nearest(key, choices)
     others = [f"`{name}.{key}`" for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     there = f"did you mean {' or '.join(others)}? " if others else ""
     return there or renamed_elsewhere(key, value) or nearest(key, choices)
+
+
+def _hints_inside(recipe: Any, ours: str, given: Mapping[str, Any]) -> str:
+    """What to write for each key of another tool's section, whose place here is the section `ours`."""
+    found, choices = [], _keys_at(recipe, (ours,))
+    for key, value in given.items():
+        own = f"use {ours}.{key}={as_yaml(value)}; " if key in choices else ""
+        hint = (
+            own or renamed(ours, str(key), value) or renamed("", str(key), value) or renamed_elsewhere(str(key), value)
+        )
+        if hint:
+            found.append(f"for {key} {hint.removesuffix('; ')}")
+    return "; ".join(found)
 
 
 def accepted(recipe: type[Settings], answer: str) -> str:

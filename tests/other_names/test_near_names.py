@@ -60,8 +60,16 @@ WRONG_KEYS = {  # as people write them -> what they are told
     "checkpoint.directory=x": "did you mean `run.directory` or `data.directory`? ",
     "evaluate.eval_steps=5": "use evaluate.every_steps=5; ",
     "report.logging_steps=5": "use report.every_steps=5; ",
-    "training={steps: 5}": "use the section run; ",
-    "optimizer={lr: 5}": "use the section optim; ",
+    "training={steps: 5}": "use the section run: for steps use run.steps=5; keys of the recipe: ",
+    "trainer={}": "use the section run; ",
+    "optimizer={lr: 5, fun: 1}": "use the section optim: for lr use optim.learning_rate=5; keys of the recipe: ",
+    "parallelism={tensor_parallel_degree: 2, data_parallel_shard_degree: -1}": (
+        "use the section parallel: for tensor_parallel_degree use parallel.tp=2; "
+        "for data_parallel_shard_degree use parallel.shard=-1; "
+    ),
+    "dataset={seq_len: 64, optimizer: adam}": "use the section data: for seq_len use data.sequence_length=64; for ",
+    "lora={r: 8, alpha: 16}": "for r use adapter.kind=lora adapter.rank=8; for alpha use adapter.alpha=16; ",
+    "training_args={steps: 5}": "",
     "lr=1e-4": "use optim.learning_rate=0.0001; ",
     "max_steps=5": "use run.steps=5; ",
     "model.n_layers=4": "use model.num_hidden_layers=4; ",

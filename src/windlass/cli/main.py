@@ -29,6 +29,7 @@ from windlass.cli.arguments import (
     rehashing,
     restarts_of,
 )
+from windlass.cli.group import Commands
 from windlass.cli.run_lines import Event, printing
 from windlass.errors import (
     EXIT_BUG,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # it takes a second to load
 
 app = typer.Typer(
     name="windlass",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -33,7 +33,8 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "run.epochs={}": "num_epochs max_epochs num_train_epochs",
         "run.tokens={}": "max_tokens total_tokens train_tokens num_tokens",
         "run.tokens_per_step (sequences x data.sequence_length)": "batch_size global_batch_size train_batch_size batch",
-        "run.micro_batch={}": "micro_batch_size per_device_train_batch_size device_batch_size device_train_microbatch_size",
+        "run.micro_batch={}": "micro_batch_size per_device_train_batch_size device_batch_size device_train_microbatch_size "
+                              "local_batch_size",
         "run.seed={}": "random_seed manual_seed",
         "nothing (the same command resumes), or run.start_from for another run's weights":
             "resume resume_from resume_from_checkpoint auto_resume load_from load_path",
@@ -138,6 +139,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
 # fmt: on
 
 
+_SECTION: Final = "the section "
 _HERE_ALONE: Final = (("evaluate", "batch_size"),)
 """(section, word): elsewhere the word is another section's."""
 _TEXTS: Final = ("model.from", "model.family")
@@ -151,6 +153,13 @@ def renamed(section: str, key: str, value: Any) -> str:
         return f"use file_format: {value}; "
     rows = (ours for ours, words in NEARLY.get(section, {}).items() if word in words.split())
     return next((f"use {_filled(ours, value)}; " for ours in rows), "")
+
+
+def named_section(key: str) -> str:
+    """Our section for another tool's of this name, such as `training`; '' where there is none."""
+    return next(
+        (ours[len(_SECTION) :] for ours, words in NEARLY[""].items() if key in words.split() and _SECTION in ours), ""
+    )
 
 
 def _filled(ours: str, value: Any) -> str:

@@ -38,7 +38,9 @@ WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in
 
 def sharding_of(value: Any, is_numbered: bool = False) -> str | None:
     """Our settings for a sharding in any common spelling: FULL_SHARD, zero-3, stage3, "3"; a number of torch's enumeration where
-    it `is_numbered`. None for words that no tool has."""
+    it `is_numbered`. Trainer's `auto_wrap` beside it is left out: blocks are always wrapped. None for words that no tool has."""
+    if isinstance(value, str):
+        value = value.replace("auto_wrap", "").strip()
     if is_numbered and isinstance(value, int) and 1 <= value <= len(SHARDINGS):
         return list(SHARDINGS.values())[value - 1]
     name = str(value).rpartition(".")[2].strip().upper().replace("-", "_").replace(" ", "_")
