@@ -132,6 +132,11 @@ def test_the_runs_below_a_directory_with_their_last_figures(tmp_path, clock):
     assert replace(alone, age_s=old.age_s) == old and new.age_s < old.age_s
 
 
+def test_a_loss_beyond_all_bounds_does_not_widen_the_table(tmp_path):
+    write_run(tmp_path / "a", "failed", 2, {"kind": "step", "step": 2, "loss": 1e300, "tokens_per_s": 1.0})
+    assert [*as_table(runs(tmp_path), tmp_path)][1].split()[3:5] == ["1.0e+300", "-"]
+
+
 def test_only_the_end_of_a_long_file_is_read(tmp_path):
     events = ({"kind": "step", "step": step, "loss": 1.0 * step, "tokens_per_s": 1.0} for step in range(20_000))
     write_run(tmp_path / "long", "stopped", 20_000, *events)

@@ -101,7 +101,9 @@ def test_a_bad_line_is_named(tmp_path):
     assert "line 2" in error.value.given and "delete line 2" in error.value.change
 
 
-@pytest.mark.parametrize("row", ["[1]", '{"kind": "step"}', "7"])
+@pytest.mark.parametrize(
+    "row", ["[1]", '{"kind": "step"}', "7", '{"kind": "step", "time": 1, "step": 1, "gradient_norm": [2]}']
+)
 def test_a_json_line_that_is_no_event_is_named(tmp_path, row):
     (tmp_path / "e").write_text(row + "\n")
     with pytest.raises(UserError, match="line 1"):

@@ -131,7 +131,9 @@ def as_table(rows: list[Row], directory: Path) -> Iterator[str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    losses = ("-" if one is None else f"{one:.4f}" for one in (row.loss, row.validation))
+    losses = (
+        "-" if one is None else f"{one:.4f}" if abs(one) < 1e6 else f"{one:.1e}" for one in (row.loss, row.validation)
+    )
     speed = "-" if row.tokens_per_s is None else format_count(row.tokens_per_s)
     return (row.run, row.state, str(row.step), *losses, speed, f"{format_duration(row.age_s)} ago")
 

@@ -36,6 +36,7 @@ CHUNK: Final = 4 << 20  # bytes read at a time
 KEPT_LINES: Final = 10_000
 """Lines that wait for a disk, about 6 MB; the oldest go first."""
 RESTARTS: Final = ("start", "resume")
+FIGURES: Final = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "perplexity", "bits_per_byte")
 Event = dict[str, Any]
 
 
@@ -146,7 +147,7 @@ def parse_line(line: bytes, number: int, path: Path) -> Event:
     if event is None:
         raise UserError(
             given=f"{path}, line {number}: {line[:60]!r}",
-            rule="every line is a JSON object with kind, time and step",
+            rule="every line is a JSON object with kind, time and step, and its figures are numbers",
             change=f"delete line {number}; windlass itself never writes such a line",
         )
     return event
@@ -160,8 +161,8 @@ def event_of(line: bytes) -> Event | None:
         return None
     if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
         return None
-    are_numbers = isinstance(event["time"], int | float) and isinstance(event["step"], int | float)
-    return event if are_numbers else None
+    figures = (event["time"], event["step"], *(event.get(name, 0) or 0 for name in FIGURES))
+    return event if all(isinstance(one, int | float) for one in figures) else None
 
 
 def without_void(lines: Iterable[Event]) -> list[Event]:

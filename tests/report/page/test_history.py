@@ -182,6 +182,7 @@ def test_an_empty_log_and_one_without_a_start_can_be_read(log):
 
 
 BAD = ["not json", '{"kind": "step", "time": 1}', '{"time": 1, "step": 2, "kind": "step"', "[1]"]
+BAD += [f'{{"kind": "{kind}", "name": "a", "time": 1, "step": 2, "loss": "much"}}' for kind in ("step", "validation")]
 
 
 @pytest.mark.parametrize("bad", BAD)
