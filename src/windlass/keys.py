@@ -93,7 +93,8 @@ def describe(path: str | None) -> list[str]:
     if last:
         return [line for name in last for line in _lines(*named[name])]
     where, _, key = path.rpartition(".")
-    words = renamed(where, key, "VALUE") or renamed_elsewhere(key, "VALUE") or renamed("", key, "VALUE")
+    words = f"use the section {key}; " if key in RunConfig.model_fields else renamed(where, key, "VALUE")
+    words = words or renamed_elsewhere(key, "VALUE") or renamed("", key, "VALUE")
     raise UserError(
         f"windlass keys {path}",
         "a recipe has no section, no key and no family of that name",

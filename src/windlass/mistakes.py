@@ -22,6 +22,7 @@ from windlass.settings import Gathering, Settings, Violation, Violations, meant
 Location = tuple[int | str, ...]
 Mistake = tuple[Location, UserError]
 Recipe = TypeVar("Recipe", bound=Settings)
+MAX_SHOWN: Final = 60  # characters of a value that is written out in an answer
 SETTING: Final = re.compile(r"(?<![\w.])([a-z]+)\.([a-z_0-9]+)=")
 
 
@@ -138,16 +139,28 @@ def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> st
 
 
 def _hints_inside(recipe: Any, ours: str, given: Mapping[str, Any]) -> str:
-    """What to write for each key of another tool's section, whose place here is the section `ours`."""
-    found, choices = [], _keys_at(recipe, (ours,))
+    """What to write for each key of another tool's section, whose place here is the section `ours`; and for which of them nothing
+    is known."""
+    found, unknown = list[str](), list[str]()
     for key, value in given.items():
-        own = f"use {ours}.{key}={as_yaml(value)}; " if key in choices else ""
-        hint = (
-            own or renamed(ours, str(key), value) or renamed("", str(key), value) or renamed_elsewhere(str(key), value)
-        )
-        if hint:
-            found.append(f"for {key} {hint.removesuffix('; ')}")
-    return "; ".join(found)
+        hint = _hint_inside(recipe, ours, str(key), value)
+        (found if hint else unknown).append(f"for {key} use {hint}" if hint else str(key))
+    more = [f"no key is known for {', '.join(unknown)}"] if unknown else []
+    return "; ".join([*found, *more])
+
+
+def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
+    """The setting for one such key; '' where none is known."""
+    shown = as_yaml(value) if len(as_yaml(value)) <= MAX_SHOWN else "..."
+    if key in recipe.model_fields:
+        return f"the section {key}"
+    if key in _keys_at(recipe, (ours,)):
+        return f"{'adapter.kind=lora ' if ours == 'adapter' and key != 'kind' else ''}{ours}.{key}={shown}"
+    others = [name for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
+    hint = renamed(ours, key, value) or renamed("", key, value)
+    if not hint and len(others) == 1:
+        return f"{others[0]}.{key}={shown}"
+    return (hint or renamed_elsewhere(key, value)).removeprefix("use ").removesuffix("; ")
 
 
 def accepted(recipe: type[Settings], answer: str) -> str:

@@ -154,6 +154,7 @@ def test_a_controller_that_does_not_answer_is_asked_again(cluster, silent, state
         (cluster / "bin" / name).chmod(0o755)
     assert segments(cluster, ["75"], state=state) == ([75], requeued)
     assert (cluster / "slept").read_text() == "10\n" * asked_again
+    assert ("squeue did not answer" in (cluster / "run/slurm/7.out").read_text()) == (silent == 99)
 
 
 def test_a_job_without_a_new_checkpoint_ends(cluster):

@@ -62,14 +62,19 @@ WRONG_KEYS = {  # as people write them -> what they are told
     "report.logging_steps=5": "use report.every_steps=5; ",
     "training={steps: 5}": "use the section run: for steps use run.steps=5; keys of the recipe: ",
     "trainer={}": "use the section run; ",
-    "optimizer={lr: 5, fun: 1}": "use the section optim: for lr use optim.learning_rate=5; keys of the recipe: ",
+    "optimizer={lr: 5, fun: 1}": "for lr use optim.learning_rate=5; no key is known for fun; keys of the recipe: ",
     "parallelism={tensor_parallel_degree: 2, data_parallel_shard_degree: -1}": (
         "use the section parallel: for tensor_parallel_degree use parallel.tp=2; "
         "for data_parallel_shard_degree use parallel.shard=-1; "
     ),
     "dataset={seq_len: 64, optimizer: adam}": "use the section data: for seq_len use data.sequence_length=64; for ",
-    "lora={r: 8, alpha: 16}": "for r use adapter.kind=lora adapter.rank=8; for alpha use adapter.alpha=16; ",
+    "lora={r: 8, alpha: 16}": "for r use adapter.kind=lora adapter.rank=8; for alpha use adapter.kind=lora adapter.alpha=16; ",
     "training_args={steps: 5}": "",
+    "train={learning_rate: 1e-4, compile: true, data: {path: x}, fsdp: false}": (
+        "for learning_rate use optim.learning_rate=0.0001; for compile use parallel.compile=true; for data use the section "
+        "data; for fsdp use parallel.zero=0; "
+    ),
+    "peft={rank: 8}": "use the section adapter: for rank use adapter.kind=lora adapter.rank=8; ",
     "lr=1e-4": "use optim.learning_rate=0.0001; ",
     "max_steps=5": "use run.steps=5; ",
     "model.n_layers=4": "use model.num_hidden_layers=4; ",

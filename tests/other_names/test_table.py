@@ -112,6 +112,9 @@ def test_a_whole_section_of_another_tool():
         "use parallel.zero=3 parallel.shard=-1; parallel.offload=false; precision.policy=bf16"
     )
     assert refused_layout("full_shard", "fsdp").change == "use parallel.zero=3 parallel.shard=-1"
+    assert refused_layout("full_shard auto_wrap", "fsdp").change == "use parallel.zero=3 parallel.shard=-1"
+    both = "use parallel.zero=3 parallel.shard=-1 parallel.offload=true"
+    assert refused_layout("full_shard auto_wrap offload", "fsdp").change == both
     assert "its keys: windlass keys parallel" in refused_layout({"mystery": 1}, "fsdp").change
 
 

@@ -7,7 +7,7 @@ Inside:
 arguments   arguments that several commands share
 checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
-group       the commands as a group, and words for what is tried and is not there
+group       answers commands of a later version, and settings written as options
 launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
 recipes     `windlass init`, `import`, `keys`

@@ -1,4 +1,4 @@
-"""The commands as a group, with words for what is often tried and is not there."""
+"""The commands as a group that answers commands of a later version, and settings written as options."""
 
 import re
 from typing import Any, Final
@@ -11,20 +11,27 @@ NOT_YET: Final = {
     "plan": "`windlass train RECIPE --smoke` rehearses it at full size, and the first lines of a run count its memory",
     "drill": "`windlass doctor RECIPE` looks at this machine, and `windlass verify RECIPE` proves the layout",
 }
-"""Commands that this version has not, and what there is."""
+"""Commands that are not in this version -> what to use instead."""
 SETTING: Final = re.compile(r"--([a-z]+(?:\.[a-z_0-9]+)+)(?:=(.*))?", re.DOTALL)
 
 
 class Commands(typer.core.TyperGroup):
-    """With words for what is often tried."""
+    """Answers commands of a later version, and settings that are written as options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        command, *more = args
-        if command in NOT_YET:
-            raise UserError(f"windlass {command}", f"{command} is not in this version", NOT_YET[command])
-        for at, word in enumerate(more[: more.index("--")] if "--" in more else more):
+        name, *more = args
+        if ctx.resilient_parsing:  # the shell asks for completions
+            return super().resolve_command(ctx, args)
+        if name in NOT_YET:
+            raise UserError(f"windlass {name}", f"{name} is not in this version", NOT_YET[name])
+        found: Any = super().resolve_command(ctx, args)
+        if any(one.name == "overrides" for one in found[1].params):
+            self._check_settings(name, more[: more.index("--")] if "--" in more else more)
+        return found
+
+    def _check_settings(self, command: str, words: list[str]) -> None:
+        for word, following in zip(words, [*words[1:], "-"]):
             if setting := SETTING.fullmatch(word):
-                value = setting[2] if setting[2] is not None else more[at + 1] if at + 1 < len(more) else "VALUE"
+                value = setting[2] if setting[2] is not None else "VALUE" if following.startswith("-") else following
                 rule = "a setting of the recipe is KEY=VALUE behind it, without dashes"
                 raise UserError(f"windlass {command} {word}", rule, f"write {setting[1]}={value}")
-        return super().resolve_command(ctx, args)

@@ -38,9 +38,12 @@ WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in
 
 def sharding_of(value: Any, is_numbered: bool = False) -> str | None:
     """Our settings for a sharding in any common spelling: FULL_SHARD, zero-3, stage3, "3"; a number of torch's enumeration where
-    it `is_numbered`. Trainer's `auto_wrap` beside it is left out: blocks are always wrapped. None for words that no tool has."""
-    if isinstance(value, str):
-        value = value.replace("auto_wrap", "").strip()
+    it `is_numbered`. Of Trainer's words beside it `offload` is a setting, and `auto_wrap` none: blocks are always wrapped. None
+    for words that no tool has."""
+    beside = set(value.split()) & {"auto_wrap", "offload"} if isinstance(value, str) else set[str]()
+    if beside:
+        ours = sharding_of(" ".join(word for word in value.split() if word not in beside))
+        return f"{ours} parallel.offload=true" if ours and "offload" in beside else ours
     if is_numbered and isinstance(value, int) and 1 <= value <= len(SHARDINGS):
         return list(SHARDINGS.values())[value - 1]
     name = str(value).rpartition(".")[2].strip().upper().replace("-", "_").replace(" ", "_")

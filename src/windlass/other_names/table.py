@@ -100,7 +100,7 @@ TABLE: Final = (
     OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY),
     OtherName("parallel", "zero_stage stage zero_optimization", "DeepSpeed", lambda v: sharding_of(v) or _ANY),
     OtherName("parallel", "zero", "FSDP1, DeepSpeed", lambda v: sharding_of(v) if isinstance(v, str) else None),
-    OtherName("parallel", "fsdp", "transformers", lambda v: sharding_of(v) or SHARDINGS["FULL_SHARD"]),
+    OtherName("parallel", "fsdp", "transformers", lambda v: sharding_of(v) or SHARDINGS["FULL_SHARD" if v else "NO_SHARD"]),
     OtherName("parallel", "ddp", "torch", lambda v: sharding_of(v) or SHARDINGS["NO_SHARD"]),
     OtherName("parallel", "reshard_after_forward fsdp_reshard_after_forward", "FSDP2, accelerate", _ZERO),
     OtherName("parallel", "cpu_offload fsdp_cpu_offload fsdp_offload_params", _FSDP, _OFFLOAD),

@@ -188,14 +188,14 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime
 
 def _workload(config: RunConfig, architecture: Architecture, rules: Rules, world: int, device_type: str) -> Workload:
     return Workload(
-        architecture,
-        config.parallel,
-        precision_of(config.precision),
-        device_type,
-        (config.micro_batch, config.data.sequence_length),
-        frozen_names(rules),
-        adapter_of(config.adapter, architecture),
-        config.accumulation(config.parallel.layout(world).batch_ranks),
+        architecture=architecture,
+        config=config.parallel,
+        precision=precision_of(config.precision),
+        device_type=device_type,
+        shape_BT=(config.micro_batch, config.data.sequence_length),
+        frozen=frozen_names(rules),
+        adapter=adapter_of(config.adapter, architecture),
+        num_micro=config.accumulation(config.parallel.layout(world).batch_ranks),
     )
 
 

@@ -23,7 +23,8 @@ SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce y
 
 
 class Weak(ThreadingHTTPServer):
-    """In front of a store. Of the requests, each is slow, every third is refused, and every fifth answer ends early.
+    """In front of a store. Each request is slow, every third is refused, and of the others that read a file every second is
+    answered by a half of it.
 
     `refused`, `broken`: how many were."""
 
@@ -32,15 +33,19 @@ class Weak(ThreadingHTTPServer):
     def __init__(self, endpoint: str):
         super().__init__(("127.0.0.1", 0), _Forward)
         self.behind, self.lock = urlsplit(endpoint), threading.Lock()
-        self.requests = self.refused = self.broken = 0
+        self.requests = self.refused = self.reads = self.broken = 0
 
-    def kind(self) -> str:
+    def is_refused(self) -> bool:
         with self.lock:
             self.requests += 1
             self.refused += self.requests % 3 == 0
-            is_broken = self.requests % 5 == 0 and self.requests % 3 != 0
-            self.broken += is_broken
-            return "refused" if self.requests % 3 == 0 else "broken" if is_broken else "slow"
+            return self.requests % 3 == 0
+
+    def is_broken(self) -> bool:
+        with self.lock:
+            self.reads += 1
+            self.broken += self.reads % 2 == 0
+            return self.reads % 2 == 0
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -48,9 +53,8 @@ class _Forward(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kind = self.server.kind()
         time.sleep(PAUSE_S)
-        if kind == "refused":
+        if self.server.is_refused():
             self.send_response(503)
             self.send_header("Content-Length", str(len(SLOW_DOWN)))
             self.end_headers()
@@ -71,7 +75,10 @@ class _Forward(BaseHTTPRequestHandler):
         size = answer.getheader("Content-Length", "0") if self.command == "HEAD" else str(len(held))
         self.send_header("Content-Length", size)
         self.end_headers()
-        if kind == "broken" and len(held) > 1:
+        is_file = (
+            self.command == "GET" and "list-type" not in self.path and answer.status in (200, 206) and len(held) > 1
+        )
+        if is_file and self.server.is_broken():
             self.wfile.write(held[: len(held) // 2])
             self.close_connection = True
         elif self.command != "HEAD":

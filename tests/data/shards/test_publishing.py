@@ -1,5 +1,5 @@
-"""Publishing to a store, ended by SIGKILL at each system call that sends something or changes a file: what is there is whole, old
-or new, or nothing; and the next publication needs nothing of it."""
+"""Publishing to a store, ended by SIGKILL at calls of sockets all along: what is there is whole, old or new, or nothing; and the
+next publication needs nothing of it."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ def content(folder):
     return {name: path.read_bytes() for name, path in names.items() if not name.startswith(".")}
 
 
-def test_a_publication_killed_at_any_call_leaves_the_old_one_or_the_new_one_or_nothing(
+def test_a_publication_that_is_killed_leaves_the_old_one_or_the_new_one_or_nothing(
     small, s3_place, killed_at, tmp_path
 ):
     url, folder = s3_place

@@ -129,6 +129,14 @@ def test_a_call_of_sharegpt_that_is_none_is_a_bad_row(tmp_path, value, kind, giv
     assert texts == [] and found == kind and given in said
 
 
+def test_calls_in_two_places_are_a_bad_row(tmp_path):
+    row = calling(json.dumps(CALL))
+    row["conversations"][1]["tool_calls"] = [CALL]
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    texts, ((kind, said),) = judged(tmp_path / "a.jsonl", format="chat", rows="sharegpt")
+    assert (texts, kind) == ([], "wrong call") and said.endswith("message 1 has `tool_calls` beside it")
+
+
 @pytest.mark.parametrize("end", ["jsonl", "json", "parquet"])
 @pytest.mark.parametrize(("rows", "row", "wanted"), CASES)
 def test_a_shape_is_the_conversation_of_its_messages(tmp_path, rows, row, wanted, end):

@@ -107,6 +107,31 @@ def test_words_beside_a_call_are_written_or_refused(made, name, missing):
     assert caught.value.change.startswith("some chat templates write a call or the words beside it")
 
 
+@pytest.mark.parametrize("words", ["arguments", "zqqz"])
+def test_words_beside_a_call_that_are_in_the_call_by_chance_are_missed(made, words):
+    directory, _ = made(CASES["llama 3.1, calls"])
+    call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "depth", "arguments": {"of": words}}}
+    said = [CALLS[0], {**CALLS[1], "content": words, "tool_calls": [call]}, *CALLS[2:]]
+    with pytest.raises(UserError) as caught:
+        samples(Template(directory, DATE), said, "here")
+    assert caught.value.given == (
+        f"here: the chat template leaves out what an answer says beside its calls, such as {words!r}"
+    )
+
+
+def test_a_call_may_be_written_before_the_words_beside_it(made):
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}{{ c.function.arguments | tojson }} {% endfor %}{{ m.content }}<|im_end|>{% else %}"
+        "{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    )
+    directory, tokenizer = made(Case(template, CHATML, []))
+    said = [CALLS[0], {**CALLS[1], "content": "Let me look."}, *CALLS[2:]]
+    ids_N, is_learned_N, _ = Template(directory, DATE).encode(said, "here")
+    wanted = ['depth{"at": "bow"} Let me look.<|im_end|>', "Four fathoms.<|im_end|>"]
+    assert spans(tokenizer, ids_N, is_learned_N) == wanted
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_each_policy_keeps_answers_whole_and_counts(made, name):
     """Of two conversations, one as given and one with a long question."""

@@ -116,8 +116,11 @@ def _renamed(message: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[
                 "unknown role", given, rule, "name it in `rows: {roles: {...}}` of the source, or mend the row"
             )
         found["role"] = shape.roles[found["role"]]
-    if found.get("role") == CALLS:
-        found |= {"role": ASSISTANT, "content": "", CALLS: _listed(found.get("content"))}
+        if found["role"] == CALLS:
+            if CALLS in found:
+                rule = f"its {shape.content} is the call"
+                raise BadRow("wrong call", f"{where} has `{CALLS}` beside it", rule, "leave one of the two out")
+            found |= {"role": ASSISTANT, "content": "", CALLS: _listed(found.get("content"))}
     return found
 
 

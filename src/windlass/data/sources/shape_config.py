@@ -10,7 +10,7 @@ from windlass.settings import Settings, Violation
 
 Shape = Literal["messages", "sharegpt", "alpaca", "prompt-completion"]
 CALLS = "tool_calls"
-"""In `roles`: of a message that is an answer of calls alone, written as JSON."""
+"""What `roles` gives to a message that is an answer of calls alone, written as JSON."""
 SHARED_ROLES = {
     "system": "system",
     "human": "user",
@@ -39,7 +39,7 @@ class RowsConfig(Settings):
     """With `messages`: key of a message's words."""
     roles: dict[str, str] = {}
     """With `messages`: role in the row -> role that the chat template knows, such as human: user. Then it knows no other role.
-    `tool_calls` is of an answer whose words are JSON of a call, or of a list of calls."""
+    One whose role becomes `tool_calls` is an answer that calls tools: its content is JSON of one call, or of a list of them."""
     prompt: str | list[str] | None = None
     """Key of the question, or several: of these the first holds a text, others may be empty, and a blank line joins them."""
     completion: str | None = None

@@ -26,6 +26,10 @@ Span = tuple[int, int]
 Render = Callable[[Sequence[dict[str, Any]], bool], str]
 """(messages, whether the cue for an answer follows) -> text."""
 MARK = "zqqz"  # a text that a template leaves alone
+BESIDE_CALLS = (
+    "some chat templates write a call or the words beside it, or know no calls at all: leave one of the two out, or take the "
+    "tokenizer of a model that writes both"
+)
 TRIES = 4  # places of a question's words that are looked at
 ALL_EXACT = 2  # wanted answers, up to which windows would cost more than they save
 
@@ -251,23 +255,31 @@ def up_to_turn_ends(is_answer_N: np.ndarray, is_special_N: np.ndarray) -> np.nda
 
 def check_answers(said: str, answers: Sequence[dict[str, Any]], where: str) -> None:
     """Raises UserError where the words of an answer are not in `said`, what is learned of all of them."""
-    at = 0
+    end = 0
     for message in answers:
+        at = end  # a template may write a call before the words beside it
         for words in said_by(message):
             found = said.find(words, at)
             if found < 0:
                 change = (
-                    "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
-                    "special token, so that no token holds a part of both; or take another"
-                )
-                if message.get("tool_calls"):
-                    change = (
-                        "some chat templates write a call or the words beside it, or know no calls at all: leave one of "
-                        "the two out, or take the tokenizer of a model that writes both"
+                    BESIDE_CALLS
+                    if message.get("tool_calls")
+                    else (
+                        "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
+                        "special token, so that no token holds a part of both; or take another"
                     )
+                )
                 raise UserError(
                     f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
                     "an answer comes out of template and tokenizer as it went in",
                     change,
                 )
-            at = found + len(words)
+            end = max(end, found + len(words))
+
+
+def check_marks(written: str, marked: str, answers: Sequence[dict[str, Any]], where: str) -> None:
+    """Raises UserError where MARK, behind the words of each of `answers`, did not come into `marked`. `written`: without it."""
+    if marked.count(MARK) - written.count(MARK) < len(answers):
+        words = answers[0]["content"].strip()[:60]
+        given = f"{where}: the chat template leaves out what an answer says beside its calls, such as {words!r}"
+        raise UserError(given, "all that an answer says is learned", BESIDE_CALLS)

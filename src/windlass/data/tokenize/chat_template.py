@@ -37,8 +37,10 @@ from windlass.data.tokenize.answer_spans import (
     behind_cue,
     borders_of,
     check_answers,
+    check_marks,
     common_begin,
     up_to_turn_ends,
+    with_mark,
 )
 from windlass.data.tokenize.template_files import named_templates, on_day
 from windlass.data.tokenize.template_tokens import TextEncoder
@@ -139,6 +141,7 @@ class Template:
             raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
         said = self._decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
         check_answers(said, written_as, where)
+        self._check_beside_calls(written_as, messages, where, tools)
         self._check_kept(text, messages, where, tools)
         return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
 
@@ -151,6 +154,14 @@ class Template:
         """Raises UserError where a message holds a special token."""
         for message in messages:
             check_message(message, where, self._special_texts)
+
+    def _check_beside_calls(self, answers: Messages, messages: Messages, where: str, tools: Tools) -> None:
+        """Raises UserError where the words beside an answer's calls are left out. Short ones may be in a call by chance."""
+        both = [one for one in answers if one.get("tool_calls") and one["content"].strip()]
+        if both:
+            marked = [with_mark(one) if any(one is other for other in both) else one for one in messages]
+            written, with_marks = (self.render(some, where, tools=tools) for some in (messages, marked))
+            check_marks(written, with_marks, both, where)
 
     def _check_kept(self, text: str, messages: Messages, where: str, tools: Tools) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.
