@@ -3,6 +3,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -180,6 +181,6 @@ def test_conversations(tmp_path, capfd, small, name, packing):
     learned = [ids[1:][labels[1:] != NOT_COUNTED] for ids, labels in Reader(prepared.shards("train"))]
     assert sorted(np.concatenate(learned).tolist()) == sorted(wanted)
     assert prepared.sets["train"].documents == len(made)
-    shown = said[said.index("\nsample 0") :]
-    first = shown[shown.index("⟦") :].split("⟧")[1]  # what follows the first that is no target
-    assert any(first.strip().startswith(answer[:20]) for answer in answers), shown[:400]
+    shown = said[said.index("\nsample 0") :].split("\n", 3)[3]  # behind its title and the legend
+    (first, *_) = re.findall(r"⟧([^⟦⟧]+)", shown)
+    assert any(answer.startswith(first.strip()[:20]) for answer in answers), shown[:400]
