@@ -161,7 +161,7 @@ def event_of(line: bytes) -> Event | None:
         return None
     if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
         return None
-    figures = (event["time"], event["step"], *(event.get(name, 0) or 0 for name in FIGURES))
+    figures = [event["time"], event["step"], *(event[name] for name in FIGURES if event.get(name) is not None)]
     return event if all(isinstance(one, int | float) for one in figures) else None
 
 

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer
 
 from tests.data.chat_templates import CALLS, CASES, CHATML, COHERE, HEADERS, MISTRAL_V3, TALK, Case
+from tests.data.tokenize.test_chat_template import PLAIN
 from windlass.data.tokenize.chat_samples import samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
@@ -117,6 +118,16 @@ def test_words_beside_a_call_that_are_in_the_call_by_chance_are_missed(made, wor
     assert caught.value.given == (
         f"here: the chat template leaves out what an answer says beside its calls, such as {words!r}"
     )
+
+
+def test_a_second_call_that_the_template_leaves_out_is_missed(made):
+    once = PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls[0].function.name if m.tool_calls }}")
+    directory, _ = made(Case(once, CHATML, []))
+    said = [CALLS[0], {**CALLS[1], "content": "", "tool_calls": CALLS[1]["tool_calls"] * 2}, *CALLS[2:]]
+    with pytest.raises(UserError, match="the answer 'depth' is not in what would be learned"):
+        samples(Template(directory, DATE), said, "here")
+    said[1]["tool_calls"] = said[1]["tool_calls"][:1]
+    assert samples(Template(directory, DATE), said, "here")
 
 
 def test_a_call_may_be_written_before_the_words_beside_it(made):

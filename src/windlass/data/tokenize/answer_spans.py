@@ -30,6 +30,10 @@ BESIDE_CALLS = (
     "some chat templates write a call or the words beside it, or know no calls at all: leave one of the two out, or take the "
     "tokenizer of a model that writes both"
 )
+UNTOUCHED = (
+    "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a special token, so that "
+    "no token holds a part of both; or take another"
+)
 TRIES = 4  # places of a question's words that are looked at
 ALL_EXACT = 2  # wanted answers, up to which windows would cost more than they save
 
@@ -257,24 +261,20 @@ def check_answers(said: str, answers: Sequence[dict[str, Any]], where: str) -> N
     """Raises UserError where the words of an answer are not in `said`, what is learned of all of them."""
     end = 0
     for message in answers:
-        at = end  # a template may write a call before the words beside it
-        for words in said_by(message):
-            found = said.find(words, at)
-            if found < 0:
-                change = (
-                    BESIDE_CALLS
-                    if message.get("tool_calls")
-                    else (
-                        "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
-                        "special token, so that no token holds a part of both; or take another"
+        begin, calls = end, [*said_by({**message, "content": ""})]
+        # a template may write calls before the words beside them
+        for texts in (said_by({**message, "tool_calls": None}), calls):
+            at = begin
+            for words in texts:
+                found = said.find(words, at)
+                if found < 0:
+                    raise UserError(
+                        f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
+                        "an answer comes out of template and tokenizer as it went in",
+                        BESIDE_CALLS if calls else UNTOUCHED,
                     )
-                )
-                raise UserError(
-                    f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
-                    "an answer comes out of template and tokenizer as it went in",
-                    change,
-                )
-            end = max(end, found + len(words))
+                at = found + len(words)
+            end = max(end, at)
 
 
 def check_marks(written: str, marked: str, answers: Sequence[dict[str, Any]], where: str) -> None:
