@@ -33,5 +33,5 @@ class Commands(typer.core.TyperGroup):
         for word, following in zip(words, [*words[1:], "-"]):
             if setting := SETTING.fullmatch(word):
                 value = setting[2] if setting[2] is not None else "VALUE" if following.startswith("-") else following
-                rule = "a setting of the recipe is KEY=VALUE behind it, without dashes"
+                rule = "a setting is written as KEY=VALUE after the recipe, without dashes"
                 raise UserError(f"windlass {command} {word}", rule, f"write {setting[1]}={value}")

@@ -37,6 +37,7 @@ KEPT_LINES: Final = 10_000
 """Lines that wait for a disk, about 6 MB; the oldest go first."""
 RESTARTS: Final = ("start", "resume")
 FIGURES: Final = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "perplexity", "bits_per_byte")
+"""What is a number, or null, in each line that has it."""
 Event = dict[str, Any]
 
 

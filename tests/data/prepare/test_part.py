@@ -3,14 +3,11 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.data.conftest import data_config, write_corpus
+from tests.data.killing import killing
 from tests.data.prepare.conftest import cut_small, write_rows
 from tests.data.prepare.test_prepare import content, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
@@ -213,61 +210,29 @@ def test_parts_are_joined_into_a_store_and_may_come_from_machines_with_disks_of_
 
 # ---- kills
 
-ROOT = Path(__file__).parents[3]  # KILLER imports from tests
-KILLER = """
-import os, signal, sys, traceback
+KILLED = """
 from pathlib import Path
 from tests.data.prepare.test_part import config_of_rows, cut_smallest, join, make_part
 CHANGES = {"os.rename", "os.mkdir", "os.symlink", "os.link", "os.remove", "os.rmdir", "os.truncate"}  # of replace and unlink too
 cut_smallest(setattr)
-def run(root, number, left):
-    def count():
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+def run(root, number):
     def hear(event, arguments):  # of Python itself, before each such call
         if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
             count()
     fsync = os.fsync
     os.fsync = lambda file: (count(), fsync(file))[1]  # no event of Python's
     sys.addaudithook(hear)
-    join(config_of_rows(root)) if number < 0 else make_part(config_of_rows(root), number, 2)
-    print("left", left, flush=True)
-for line in sys.stdin:
-    root, number, event = line.rstrip().split("\\t")
-    child = os.fork()
-    if child == 0:
-        try:
-            run(Path(root), int(number), int(event))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status != 0:
-        print("status", status, flush=True)
+    config, number = config_of_rows(Path(root)), int(number)
+    join(config) if number < 0 else make_part(config, number, 2)
 """
 
 
 @pytest.fixture(scope="module")
 def killed_at():
     """(root, number, event) -> makes part `number`, or joins where it is -1, in a process that dies at the event-th call that
-    changes the disk or opens a file to write. Returns how many calls were left, or None. Each is a fork of one that has
-    imported all."""
-    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # an import changes nothing
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environ}
-    with subprocess.Popen([sys.executable, "-c", KILLER], **pipes) as killer:
-
-        def ask(root, number, event):
-            killer.stdin.write(f"{root}\t{number}\t{event}\n")
-            killer.stdin.flush()
-            word, found = killer.stdout.readline().split()
-            assert word == "left" or int(found) == signal.SIGKILL, f"it ended with status {found}"
-            return int(found) if word == "left" else None
-
+    changes the disk or opens a file to write. Returns how many calls were left, or None."""
+    with killing(KILLED, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}) as ask:  # an import changes nothing
         yield ask
-        killer.stdin.close()
 
 
 def cut_smallest(set_attribute):

@@ -3,14 +3,11 @@ next publication needs nothing of it."""
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.data.conftest import data_config
+from tests.data.killing import killing
 from tests.data.prepare.test_prepare import quietly
 from tests.data.shards.test_remote import remote_config, silent
 from windlass.data.prepare.manifest import find_prepared
@@ -19,58 +16,27 @@ from windlass.data.shards.remote import claim, publish
 from windlass.object_store import Store
 
 pytestmark = pytest.mark.long
-ROOT = Path(__file__).parents[3]
 KILLS = 40
-KILLER = """
-import os, signal, socket, sys, traceback
+KILLED = """
+import socket
 from pathlib import Path
 import s3fs
 from windlass.data.shards.remote import claim, publish
 from windlass.object_store import Store
-def run(directory, url, last):
-    left = last
-    def count():
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+def run(directory, url):
     for name in ("send", "sendall", "sendmsg", "connect"):
         call = getattr(socket.socket, name)
         setattr(socket.socket, name, lambda self, *given, call=call: (count(), call(self, *given))[1])
     store = Store(url, 20)
     publish(Path(directory), store, claim(store), lambda line: None)
-    print("left", left, flush=True)
-for line in sys.stdin:
-    directory, url, last = line.rstrip().split("\\t")
-    child = os.fork()
-    if child == 0:
-        try:
-            run(directory, url, int(last))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status != 0:
-        print("status", status, flush=True)
 """
 
 
 @pytest.fixture
 def killed_at(s3_place):
     """(directory, URL, call) -> publishes in a process that dies at that call. Returns how many calls were left, or None."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": os.environ}
-    with subprocess.Popen([sys.executable, "-c", KILLER], **pipes) as killer:
-
-        def ask(directory, url, call):
-            killer.stdin.write(f"{directory}\t{url}\t{call}\n")
-            killer.stdin.flush()
-            word, found = killer.stdout.readline().split()
-            assert word == "left" or int(found) == signal.SIGKILL, f"it ended with status {found}"
-            return int(found) if word == "left" else None
-
+    with killing(KILLED, os.environ) as ask:
         yield ask
-        killer.stdin.close()
 
 
 def content(folder):

@@ -38,8 +38,8 @@ class RowsConfig(Settings):
     content: str = "content"
     """With `messages`: key of a message's words."""
     roles: dict[str, str] = {}
-    """With `messages`: role in the row -> role that the chat template knows, such as human: user. Then it knows no other role.
-    One whose role becomes `tool_calls` is an answer that calls tools: its content is JSON of one call, or of a list of them."""
+    """With `messages`: role in the row -> role that the chat template knows, such as human: user. A row with any other role is
+    bad. A message whose role becomes `tool_calls` is an answer that calls tools: its content is JSON of a call, or of a list."""
     prompt: str | list[str] | None = None
     """Key of the question, or several: of these the first holds a text, others may be empty, and a blank line joins them."""
     completion: str | None = None

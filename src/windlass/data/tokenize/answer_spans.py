@@ -3,7 +3,8 @@
 An answer begins behind the text of the messages before it with the template's cue for one (add_generation_prompt), which must be
 a prefix of the whole text. It ends where the text of the messages up to it ends; or, where a template writes last answers
 differently (Qwen3), at the special token behind its words and calls. Those words are looked for in its own turn alone: a template
-that drops a thought writes them differently, and a later turn may hold them as they are.
+that drops a thought writes them differently, and a later turn may hold them as they are. Where the turn holds them more than once
+(gpt-oss writes "final" before the words of an answer), a mark is put behind them, and the template says where they are.
 
 To render all messages before each answer would cost the square of their number. So that is done for the first answer and for one
 more. For the others a window is rendered: the messages before the first question, then the turn. Its text must be, up to the
