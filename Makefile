@@ -3,7 +3,7 @@
 # make test-sample   a sample of the long tests: SAMPLE_S seconds of them, drawn by SEED
 # make rough  the quick set, paused at random and with AVX2 only
 # make check  ruff, types, the map            make bench      what the trainer costs, counted
-# make bench-gpu  what one GPU does: right gradients, rates, headline rows, kernels, the real train, ladder, a peer's row
+# make bench-gpu  what one GPU does: right gradients, rates, headline rows, kernels, the real train, faults, losses, a peer's row
 # make docs   what docs/ takes from the source, and its site in build/site
 # make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
 
@@ -73,7 +73,7 @@ bench: .venv/stamp
 
 MINUTES := 9
 bench-gpu: .venv/stamp  # a cell that fails in one script does not keep the others from their GPU time
-	@code=0; for script in gradients:5 ground_truth:$(MINUTES) headline:$(MINUTES) kernels:5 train:5 ladder:$(MINUTES) peer:5; do \
+	@code=0; for script in gradients:5 ground_truth:$(MINUTES) headline:$(MINUTES) kernels:5 train:5 ladder:$(MINUTES) faults:4 learning:12 peer:5; do \
 		PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True $(PY) benchmarks/gpu/$${script%:*}.py --minutes $${script#*:} || code=1; \
 	done; exit $$code
 

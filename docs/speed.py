@@ -205,6 +205,24 @@ def gpu_peer() -> str:
     return table(("loop", "micro-batch", "tok/s", "MFU, causal", "GiB"), rows)
 
 
+def gpu_learning() -> str:
+    """The same run in every precision, beside fp32."""
+    cells = {cell["name"]: cell["result"] for cell in gpu_cells("learning")}
+    truth, rows = cells["fp32"], []
+    for name, one in sorted(cells.items(), key=lambda cell: cell[1]["validation"]):
+        figures = (f"{one[key]:.4f} ({one[key] - truth[key]:+.4f})" for key in ("training", "validation"))
+        rows.append((name, *figures))
+    return table(("precision", "training, last 100 steps", "validation"), rows)
+
+
+def gpu_faults() -> str:
+    """What became of a run that was signalled."""
+    keys = ("left_with", "last_step_before", "went_on_from", "equal_losses")
+    cells = [cell for cell in gpu_cells("faults") if "equal_losses" in cell["result"]]
+    rows = [(cell["name"], *(str(cell["result"][key]) for key in keys)) for cell in cells]
+    return table(("signal", "exit code", "last step before", "went on from", "losses with the same bits, of 40"), rows)
+
+
 def mib(size: float) -> str:
     return f"{size / MIB:.2f}"
 
@@ -222,7 +240,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "mfu": what_mfu_means,
     "layouts": layouts,
     "gpu": gpu_rows,
+    "gpu faults": gpu_faults,
     "gpu kernels": gpu_kernels,
+    "gpu learning": gpu_learning,
     "gpu peer": gpu_peer,
     "gpu train": gpu_train,
 }

@@ -90,7 +90,9 @@ def parse(script: str, about: str, arguments: Sequence[str] | None = None) -> ar
     parser.add_argument("--out", type=Path, help="results file; needed for a trial")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes: tries the script, measures nothing")
-    parser.add_argument("--only", metavar="PART", default="", help="only cells with PART in their name")
+    parser.add_argument(
+        "--only", metavar="PATTERN", default="", help="only cells whose name has this regular expression"
+    )
     parser.add_argument("--again", metavar="PART", nargs="?", const="", help="repeat cells that are measured already")
     parser.add_argument("--list", action="store_true", help="print the cells in their order, and end")
     parser.add_argument("--commit", default=None, help="of the code, where the copy has no .git")
@@ -152,7 +154,7 @@ def _driver() -> str | None:
 def run_cells(cells: Sequence[Cell], options: argparse.Namespace) -> Book:
     """Measures what fits the minutes. -> the file, with what was there and what is new."""
     assert len({cell.name for cell in cells}) == len(cells), "two cells of one name"
-    chosen = [cell for cell in cells if options.only in cell.name]
+    chosen = [cell for cell in cells if re.search(options.only, cell.name)]
     book = Book(options.out, options.script, describe(options))
     device = torch.device(options.device)
     spent_s, estimated_s, left_out = 0.0, 0.0, []

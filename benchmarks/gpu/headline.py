@@ -8,6 +8,8 @@ fastest expected to the smallest until one fits. Micro-batches stop at about 16,
 rate. Selective recomputation with two sequences comes before none with one: it repeats no product, and products of twice the rows
 are a little faster. Llama-3.1-8B has bf16 optimizer states (with fp32 states 141 GB leave no room for two
 sequences), and on 80 GB bf16 weights too: `pure`.
+Rows of 32,768 tokens per micro-batch ask whether larger products are worth selective recomputation. Qwen3-30B-A3B has six of its
+48 layers, which fit one GPU: 4.4 billion parameters, of which a token uses 1.0.
 Llama-3.1-8B is measured in fp8 too, at 4,096 and at 8,192 positions: the goal is 16,000 tokens/s at 8,192; its MFU is a share of
 bf16's peak. Qwen3-4B's adapters have rank 16 on all linear layers; their rows have no MFU.
 
@@ -51,6 +53,7 @@ ROWS = (  # the most telling first
     Row("qwen3-4b", 4096, tries(4, 2), "fp32", None, None),
     Row("qwen2.5-1.5b", 4096, tries(4, 2), "fp32", None, None),
 )
+EXPERTS = Row("qwen3-30b-a3b", 4096, tries(4, 2), "fp32", None, None)
 
 
 def setups_of(row: Row, tiny: bool) -> list[Setup]:
@@ -81,6 +84,10 @@ def make_cells(tiny: bool) -> list[Cell]:
         (long, "fp8 rowwise at 8192", {"policy": "fp8", "scaling": "rowwise"}),
         (ROWS[2], "LoRA", {"adapter": "lora"}),
         (ROWS[2], "QLoRA", {"adapter": "qlora"}),
+        (replace(small, tries=(("selective", 4),)), "32k tokens per micro-batch", {}),
+        (replace(ROWS[3], tries=(("none", 8),)), "32k tokens per micro-batch", {}),
+        (EXPERTS, "six layers", {"layers": 6}),
+        (EXPERTS, "six layers, not compiled", {"layers": 6, "compile": False}),
     )
     for row, words, change in others:
         setups = [s for s in setups_of(row, tiny) if s.policy == "bf16" or "gradients" not in change]

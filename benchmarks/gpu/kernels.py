@@ -26,6 +26,7 @@ SETUPS: Final = {
     "llama-3.1-8b, two sequences, selective": Setup("llama-3.1-8b", 4096, 4, 2, "selective", states="bf16"),
     "llama-3.1-8b, fp8 at 8192": Setup("llama-3.1-8b", 8192, 4, 1, "selective", states="bf16", policy="fp8"),
     "qwen3-4b, LoRA": Setup("qwen3-4b", 4096, 8, 4, adapter="lora"),
+    "qwen3-30b-a3b, six layers": Setup("qwen3-30b-a3b", 4096, 8, 4, layers=6),
 }
 TINY: Final = {"tiny": Setup("tiny", 64, 4, 2, compile=False)}
 STEPS: Final = 2  # profiled

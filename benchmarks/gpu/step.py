@@ -97,6 +97,8 @@ class Setup:
     """What the gradients of micro-batches are added up in; None: fp32."""
     adapter: str | None = None
     """`lora` or `qlora` (the base in NF4): rank 16, on all linear layers. None: all parameters are trained."""
+    layers: int | None = None
+    """Fewer than the preset has, where all of them do not fit."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -104,6 +106,8 @@ class Setup:
 
     def architecture(self) -> Architecture:
         given = TINY_MODEL if self.preset == "tiny" else {"preset": self.preset}
+        if self.layers is not None:
+            given = given | {"num_hidden_layers": self.layers}
         return ModelConfig.model_validate(given).architecture()
 
     def factors(self, architecture: Architecture) -> Adapter | None:
@@ -146,8 +150,10 @@ def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: fl
     """The first of `setups` that has enough memory. One that cannot fit by floor.least_bytes is not tried."""
     attempts = []
     for setup in setups:
-        needed, there = floor.least_bytes(setup.architecture(), setup.work()), USABLE * memory_of(device)
-        if needed > there and setup.adapter is None:
+        architecture = setup.architecture()
+        is_counted = setup.adapter is None and not architecture.num_experts  # as floor.py knows models
+        needed, there = floor.least_bytes(architecture, setup.work()) if is_counted else 0.0, USABLE * memory_of(device)
+        if needed > there:
             attempts.append([asdict(setup), f"needs {needed / GIB:.1f} GiB at least, of {there / GIB:.1f}"])
             continue
         try:
@@ -208,7 +214,8 @@ def judged(setup: Setup, architecture: Architecture, tokens_per_s: float, device
         mfu = getattr(flops, convention) * tokens_per_s / known.peak_flops if known else None
         found[f"mfu_{convention}"] = round(mfu, 4) if mfu is not None else None
     for words, rates in (("practical", floor.PRACTICAL), ("limit", floor.LIMIT)):
-        should = floor.tokens_per_s(architecture, setup.work(), floor.on(known, rates)) if known else None
+        is_counted = known is not None and not architecture.num_experts
+        should = floor.tokens_per_s(architecture, setup.work(), floor.on(known, rates)) if is_counted else None
         found[f"floor_{words}_tokens_per_s"] = round(should, 1) if should else None
     practical = found["floor_practical_tokens_per_s"]
     found["over_practical"] = round(tokens_per_s / practical - 1, 4) if practical else None

@@ -10,24 +10,20 @@ interval around it took beyond that median. A save is written in the background,
 """
 
 import itertools
-import json
-import random
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from book import Book, print_table
 from cells import Cell, run_script, sources_of
+from command import events_of, train, write_made_up_text
 from step import TINY_MODEL
 
 LOGGED: Final = 3  # steps between two logged ones
 STEPS, SAVE_AT = 30, 16
-WORDS, DOCUMENTS, LENGTH = 5000, 2500, 300  # of the text; about two million tokens of the vocabulary below
+DOCUMENTS, WORDS = 2500, 300  # words of a document; about two million tokens of the vocabulary below
 VOCABULARY: Final = 4096
 
 
@@ -46,7 +42,7 @@ def make_cells(tiny: bool) -> list[Cell]:
         "checkpoint": {"every_steps": SAVE_AT, "keep_last": 1},
         "report": {"every_steps": LOGGED},
     }
-    sources = sources_of("benchmarks/gpu/train.py", "src/windlass")
+    sources = sources_of("benchmarks/gpu/train.py", "benchmarks/gpu/command.py", "src/windlass")
     documents = DOCUMENTS // 50 if tiny else DOCUMENTS
     name = "tiny" if tiny else "qwen2.5-1.5b"
     return [Cell(name, 150.0, lambda device: measure_train(recipe, documents), sources, {"recipe": recipe})]
@@ -54,26 +50,11 @@ def make_cells(tiny: bool) -> list[Cell]:
 
 def measure_train(recipe: dict[str, Any], documents: int) -> dict[str, Any]:
     """Trains in a process of its own and a scratch directory."""
-    scratch = Path(tempfile.mkdtemp())
-    try:
-        write_text(scratch / "text.jsonl", documents)
-        (scratch / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        command = [sys.executable, "-m", "windlass", "train", "recipe.yaml", "--nproc", "1"]
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"windlass train left with {done.returncode}: {(done.stderr or done.stdout)[-600:]}")
-        events = [json.loads(line) for line in (scratch / "run" / "events.jsonl").read_text().splitlines()]
-        return figures(events)
-    finally:
-        shutil.rmtree(scratch)
-
-
-def write_text(path: Path, documents: int) -> None:
-    drawn = random.Random(17)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(drawn.choices(letters, k=drawn.randint(2, 9))) for _ in range(WORDS)]
-    rows = (json.dumps({"text": " ".join(drawn.choices(words, k=LENGTH))}) for _ in range(documents))
-    path.write_text("\n".join(rows) + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        write_made_up_text(scratch / "text.jsonl", documents, WORDS)
+        train(recipe, scratch)
+        return figures(events_of(scratch / "run"))
 
 
 def figures(events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Recomputation changes no number: it keeps less, and repeats what it says it repeats."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._logging._internal import warning_once
 
 from tests.parallel.test_expert import MODEL as EXPERTS
 from tests.parallel.tiny import BLOCKS, Operators, assert_equal, batch, gradients, make_program
-from windlass.parallel.recompute import KEPT
+from windlass.parallel.recompute import KEPT, apply_recompute
 
 LAYOUT = {0: (2, 0, 2, 1), 3: (2, 3, 1, 2)}
 
@@ -108,3 +112,17 @@ def test_selective_repeats_no_product_of_experts(ranks, expert):
     for product in ("mm", "_grouped_mm", "_scaled_dot_product_flash_attention_for_cpu"):
         assert none[product] == selective[product] < full[product], product
     assert none["silu"] < selective["silu"] == full["silu"]
+
+
+def test_a_compiled_block_with_selective_says_nothing_of_torch(monkeypatch):
+    logger, records = logging.getLogger("torch._higher_order_ops.wrap"), []
+    logger.setLevel(logging.NOTSET)  # as torch has it
+    warning_once.cache_clear()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    logger.addHandler(handler)
+    block = SimpleNamespace(forward=torch.nn.Linear(2, 2).forward, mlp=None)
+    apply_recompute([block], ["selective"])
+    torch.compile(block.forward, backend="aot_eager")(torch.ones(1, 2)).sum().backward()
+    logger.removeHandler(handler)
+    assert records == []

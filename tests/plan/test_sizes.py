@@ -5,7 +5,7 @@ import pytest
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
 from windlass.plan.memory import RankMemory
-from windlass.plan.sizes import StepSize, in_order, micro_batches, total_bytes, worth_trying
+from windlass.plan.sizes import StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.precision.config import PrecisionConfig
 from windlass.units import GIB
 
@@ -27,8 +27,16 @@ def test_micro_batches_divide_a_ranks_sequences_up_to_enough_tokens(sequences, l
     assert micro_batches(sequences, least, length) == found
 
 
+def test_twice_as_many_tokens_are_tried_where_nothing_is_recomputed():
+    assert [micro_batches(64, 1, 4096, most_tokens(kind))[-1] for kind in KINDS] == [8, 4, 4]
+
+
+def sizes_of(*batches):
+    return in_order(StepSize(batch, kind) for batch in batches for kind in KINDS)
+
+
 def test_more_tokens_come_before_less_recomputation_and_all_else_before_full():
-    assert list(map(str, in_order([1, 4], KINDS, 2048))) == [
+    assert list(map(str, sizes_of(1, 4))) == [
         "run.micro_batch=4 with parallel.recompute=none",
         "run.micro_batch=4 with parallel.recompute=selective",
         "run.micro_batch=1 with parallel.recompute=none",
@@ -45,7 +53,7 @@ def memory_of(preset, **policy):
 
 
 def test_what_the_count_rules_out_is_not_tried_but_for_the_last():
-    memory, sizes = memory_of("llama-3.1-8b", policy="bf16"), in_order([1, 2, 4], KINDS, 4096)
+    memory, sizes = memory_of("llama-3.1-8b", policy="bf16"), sizes_of(1, 2, 4)
     assert worth_trying(sizes, memory, 4096, 1000 * GIB) == sizes
     assert worth_trying(sizes, memory, 4096, 1 * GIB) == [StepSize(1, "full")]
     found = worth_trying(sizes, memory, 4096, 180 * GIB)
@@ -59,7 +67,7 @@ def test_what_the_count_rules_out_is_not_tried_but_for_the_last():
 def test_llama_8b_in_pure_bf16_takes_a_micro_batch_of_four_on_an_h200():
     """As the published fits have it: 141 GB take micro-batch 4 with selective, and none barely or not."""
     memory = memory_of("llama-3.1-8b", policy="bf16-pure")
-    size = worth_trying(in_order([1, 2, 4], KINDS, 4096), memory, 4096, int(0.94 * 139 * GIB))[0]
+    size = worth_trying(sizes_of(1, 2, 4), memory, 4096, int(0.94 * 139 * GIB))[0]
     assert size.micro_batch == 4
     standing = memory.standing()
     assert (standing.weights + standing.gradients + standing.states) / 8.03e9 == pytest.approx(8, rel=0.01)

@@ -18,6 +18,7 @@ experts are dealt out over ranks, the second half has it around their products a
 its router and the rows that came are kept.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -75,6 +76,8 @@ def _recompute_halves(block: Block, mlp: MoE) -> None:
 def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
     """A function and not a functools.partial: torch.compile traces it, and with it the checkpoint as one graph."""
     context: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    if selective:  # compiled, torch asks on every rank that nothing in the region writes in place: no block does
+        logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
     def recomputed_forward(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **context, **kwargs)

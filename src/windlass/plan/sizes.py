@@ -1,18 +1,20 @@
 """Micro-batch and recomputation by what fits into a device: what is tried, in which order. No torch.
 
 The global batch is fixed, so a larger micro-batch changes nothing but how often a step pays for its weights: each micro-batch
-moves 12 bytes per parameter for the gradient (precision/masters.py) and gathers every unit. From ENOUGH_TOKENS on that is noise,
-and more tokens at once cost memory for nothing. So the order is
+moves 12 bytes per parameter for the gradient (precision/masters.py) and gathers every unit. From ENOUGH_TOKENS on that is little.
+So the order is, with tokens/s of one H200 (gpu-headline.json),
 
     1. nothing recomputed, or what is cheap (selective): the more tokens, up to ENOUGH_TOKENS, the better; of as many none first
-       (Llama-3.1-8B on an H200, gpu-headline.json: 2 x 4,096 selective 12,025 tokens/s, 1 x 4,096 none 11,777)
+       (Llama-3.1-8B: 2 x 4,096 selective 12,025, 1 x 4,096 none 11,777). With nothing recomputed, up to twice as many
+       (Qwen2.5-1.5B: 8 x 4,096 none 51,491, 4 x 4,096 none 50,427; but SmolLM3-3B: 4 x 8,192 selective 24,450, 2 x 8,192
+       none 24,464)
     2. all recomputed (full, a third more FLOPs), the more tokens the better: only where nothing above fits
 
 What the count (memory.py) puts over the limit by more than SLACK is left out; the rest is tried for real, the best first
 (training/probe.py). The last of the order is tried in any case: a count is no reason to refuse a run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,19 +39,21 @@ class StepSize:
         return f"run.micro_batch={self.micro_batch} with parallel.recompute={self.recompute}"
 
 
-def micro_batches(sequences: int, least: int, length: int) -> list[int]:
-    """Divisors of a rank's `sequences` per step that are multiples of `least`, up to the first with ENOUGH_TOKENS."""
+def most_tokens(recompute: str) -> int:
+    """Of one rank in a micro-batch: more are not tried."""
+    return ENOUGH_TOKENS * (2 if recompute == "none" else 1)
+
+
+def micro_batches(sequences: int, least: int, length: int, tokens: int = ENOUGH_TOKENS) -> list[int]:
+    """Divisors of a rank's `sequences` per step that are multiples of `least`, up to the first with `tokens`."""
     found = [m for m in range(least, sequences + 1, least) if sequences % m == 0]
-    enough = next((index for index, m in enumerate(found) if m * length >= ENOUGH_TOKENS), len(found))
+    enough = next((index for index, m in enumerate(found) if m * length >= tokens), len(found))
     return found[: enough + 1]
 
 
-def in_order(batches: Sequence[int], kinds: Sequence[str], length: int) -> list[StepSize]:
-    """Every pair, the best first."""
-    sizes = [StepSize(batch, kind) for batch in batches for kind in kinds]
-    return sorted(
-        sizes, key=lambda size: (size.recompute == "full", -size.micro_batch * length, KINDS.index(size.recompute))
-    )
+def in_order(sizes: Iterable[StepSize]) -> list[StepSize]:
+    """The best first."""
+    return sorted(sizes, key=lambda size: (size.recompute == "full", -size.micro_batch, KINDS.index(size.recompute)))
 
 
 def worth_trying(sizes: Sequence[StepSize], memory: RankMemory, length: int, limit_bytes: int) -> list[StepSize]:

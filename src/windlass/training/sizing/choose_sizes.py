@@ -12,7 +12,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.plan.memory import RankMemory
-from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, total_bytes, worth_trying
+from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
 from windlass.training.open_program import can_compile
 from windlass.training.parameter_rules import rules_of
@@ -171,10 +171,15 @@ def _sizes(config: RunConfig, architecture: Architecture, world: int, batch_rank
     """All that the recipe leaves open, the best first."""
     length, per_rank = config.data.sequence_length, config.sequences_per_step // batch_ranks
     least = config.data.sequences_per_sample
-    given = config.run.micro_batch
-    batches = micro_batches(per_rank, least, length) if given == "auto" else [given]
-    kinds = [kind for kind in KINDS if _is_allowed(config, kind, architecture, world)]
-    return in_order(batches, kinds if config.parallel.recompute == "auto" else [config.parallel.recompute], length)
+    given, kinds = config.run.micro_batch, [config.parallel.recompute]
+    if kinds == ["auto"]:
+        kinds = [kind for kind in KINDS if _is_allowed(config, kind, architecture, world)]
+    sizes = [
+        StepSize(batch, kind)
+        for kind in kinds
+        for batch in (micro_batches(per_rank, least, length, most_tokens(kind)) if given == "auto" else [given])
+    ]
+    return in_order(sizes)
 
 
 def _is_allowed(config: RunConfig, kind: str, architecture: Architecture, world: int) -> bool:
