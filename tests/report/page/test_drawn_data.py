@@ -3,7 +3,7 @@
 from tests.report.page.events import line
 from windlass.report.page import drawn_data as module
 from windlass.report.page.drawn_data import drawn_data, marks_of
-from windlass.report.page.history import History, read_history
+from windlass.report.page.history import MAX_LOST, History, read_history
 
 
 def steps(*numbers):
@@ -72,7 +72,7 @@ def test_marks_are_of_what_counts(log):
              line("checkpoint", 6), line("resume", 2), line("step", 3, loss=None, non_finite={"loss": "inf"}),
              line("validation", 3, name="a", loss=1.0), line("end", 3, reason="stopped")]  # fmt: skip
     assert marks_of(read_history(log(*lines))) == [
-        [2, "resumed", "resumed"], [3, "not finite", "loss or gradient norm not finite"], [2, "checkpoint", "checkpoint"],
+        [2, "resumed", "resumed"], [3, "not finite", "loss not finite", "loss", 3], [2, "checkpoint", "checkpoint"],
         [3, "end", "stopped"], [3, "validation", "validation"],
     ]  # fmt: skip
 
@@ -85,3 +85,33 @@ def test_many_marks_and_validations_are_bounded_and_the_extremes_stay(log, monke
     points = found["points"]["a"]
     assert len(points["step"]) <= 50 and {-7.0, 70.0} <= set(points["y"]) and points["step"] == sorted(points["step"])
     assert len(found["marks"]) <= 2 * module.MAX_MARKS
+
+
+def lost_step(step, *names):
+    return line("step", step, **dict.fromkeys(names), non_finite=dict.fromkeys(names, "nan"))
+
+
+def test_a_stretch_that_is_not_finite_is_one_mark_of_its_quantity(log):
+    path = log(*steps(1, 2), lost_step(3, "gradient_norm"), lost_step(4, "loss", "gradient_norm"))
+    history = History(path)
+    history.read_new()
+    log(lost_step(5, "loss"), *steps(6), lost_step(7, "loss"))
+    history.read_new()
+    assert marks_of(history) == [
+        [4, "not finite", "loss not finite until step 5", "loss", 5], [7, "not finite", "loss not finite", "loss", 7],
+        [3, "not finite", "gradient norm not finite until step 4", "gradient_norm", 4],
+    ]  # fmt: skip
+    log(line("resume", 4))
+    history.read_new()
+    assert [mark[-1] for mark in marks_of(history) if mark[1] == "not finite"] == [4, 4]
+
+
+def test_the_last_mark_says_that_later_ones_are_missing(log):
+    lines = [lost_step(step, "loss") if step % 2 else steps(step)[0] for step in range(1, 2 * MAX_LOST + 1)]
+    history = History(log(*lines))
+    history.read_new()
+    assert len(marks_of(history)) == MAX_LOST and marks_of(history)[-1][2] == "loss not finite"
+    log(lost_step(2 * MAX_LOST + 1, "loss"))
+    history.read_new()
+    marks = marks_of(history)
+    assert len(marks) == MAX_LOST and marks[-1][:3:2] == [2 * MAX_LOST - 1, "loss not finite; later ones are not marked"]

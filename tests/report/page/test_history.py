@@ -67,12 +67,14 @@ class Writer:
 
     def __init__(self, seed, log):
         self.draw, self.log, self.step, self.training = random.Random(seed), log, 0, 0
+        self.is_lost = False
 
     def some_steps(self):
         draw = self.draw
         for _ in range(draw.choice([1, 3, 60])):
             self.step, self.training = self.step + 1, self.training + draw.randrange(1, 5)
-            lost = {"loss": None, "non_finite": {"loss": "nan"}} if draw.random() < 0.05 else {}
+            self.is_lost = draw.random() < (0.6 if self.is_lost else 0.03)
+            lost = {"loss": None, "non_finite": {"loss": "nan"}} if self.is_lost else {}
             fields = {"loss": self.step + draw.random(), **lost}
             self.log(line("step", self.step, **fields, ledger={"training": self.training, "data_wait": self.step}))
             if draw.random() < 0.1:
@@ -110,11 +112,20 @@ def test_reading_bit_by_bit_equals_reading_at_once_and_the_plain_rules(seed, log
         assert rows.series["loss"][SUM].sum() == pytest.approx(sum(event["loss"] for event in numbers))
         at = np.nanargmax(rows.series["loss"][HIGH])
         assert (rows.series["loss"][HIGH, at], rows.series["loss"][HIGH_AT, at]) == (best["loss"], best["step"])
-        assert history.lost_at == [event["step"] for event in steps if event["loss"] is None][:40]
+        assert history.lost == {"loss": stretches_of(steps), "gradient_norm": []} and not history.lost_beyond
         assert history.ledger == plain_ledger(read_lines(path))
         found = [(event["step"], event["loss"]) for event in history.validations.get("code", [])]
         assert dict(found) == {event["step"]: event["loss"] for event in valid if event["kind"] == "validation"}
         assert found == sorted(found)
+
+
+def stretches_of(steps):
+    """Of neighbouring lines without a loss, by hand."""
+    found = []
+    for before, event in zip([{"loss": 0.0}, *steps], steps):
+        if event["loss"] is None:
+            found[-1:] = [(found[-1][0], event["step"])] if before["loss"] is None else [*found[-1:], (event["step"],) * 2]
+    return found
 
 
 def test_the_latest_line_of_a_step_counts(log):

@@ -171,6 +171,21 @@ def test_keys_read_values_out_and_a_legend_hides_a_curve(probe):
     assert found["changed"] and found["pressed"] == "false"
 
 
+def test_a_mark_of_what_is_not_finite_stands_on_its_own_chart_alone(probe):
+    found = probe("""
+      const red = (name) => { // in the rows above the plot, where the marks' triangles are
+        const canvas = document.getElementById("plot-" + name), ratio = canvas.width / canvas.clientWidth;
+        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, Math.round(12 * ratio)).data;
+        let count = 0;
+        for (let at = 0; at < pixels.length; at += 4) count += pixels[at + 3] > 0 && pixels[at] > pixels[at + 1] + 90 && pixels[at] > pixels[at + 2] + 90;
+        return count;
+      };
+      for (const name of ["loss", "gradient_norm", "learning_rate", "throughput"]) found[name] = red(name);
+    """)
+    assert found["loss"] > 20, found
+    assert found["gradient_norm"] == found["learning_rate"] == found["throughput"] == 0, found
+
+
 def test_lines_beyond_the_eight_colours_are_dashed_and_no_tick_is_half_a_step(probe):
     found = probe("""
       const chart = data.charts[0], lines = Array.from({ length: 20 }, (_, at) => chart.lines[at % 3]);

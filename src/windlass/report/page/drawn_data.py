@@ -4,7 +4,7 @@
      "grid":   {"first", "step", "tokens", "time"},            per bucket; time in seconds since the run's first line
      "series": {quantity: {"y", "low", "high", "low_at", "high_at", "gaps"}},
      "points": {validation set: {"step", "y"}},
-     "marks":  [[step, kind, text], ...]}
+     "marks":  [[step, kind, text], ..., [first step, "not finite", text, quantity, last step]]}
 
 `low`, `high` and their steps (counted from the bucket's first) are left out where each bucket holds one line. "gaps" lists the
 buckets after which a curve is interrupted. A page that follows a run sends back `revision` and how many buckets it has; as long
@@ -60,7 +60,7 @@ def marks_of(history: History) -> list[list[Any]]:
     """[step, kind, text], of each kind at most MAX_MARKS: of what happened, what counts."""
     notes = history.valid_notes
     found: list[list[Any]] = [[step, "resumed", "resumed"] for step in history.resumed_at[-MAX_MARKS:]]
-    found += [[step, "not finite", "loss or gradient norm not finite"] for step in history.lost_at]
+    found += _lost(history)
     for kind in ("checkpoint", "incident"):
         found += [[note["step"], kind, kind] for note in notes if note["kind"] == kind][-MAX_MARKS:]
     found += [[note["step"], "end", str(note.get("reason", "end"))] for note in notes if note["kind"] == "end"][
@@ -68,6 +68,18 @@ def marks_of(history: History) -> list[list[Any]]:
     ]
     steps = sorted({event["step"] for events in history.validations.values() for event in events})
     return found + [[step, "validation", "validation"] for step in spread(steps, MAX_MARKS)]
+
+
+def _lost(history: History) -> list[list[Any]]:
+    """Of each quantity the stretches in which it was not finite; the last one says so where there are more."""
+    found: list[list[Any]] = []
+    for name, stretches in history.lost.items():
+        for first, last in stretches:
+            until = f" until step {last}" if last > first else ""
+            found.append([first, "not finite", f"{name.replace('_', ' ')} not finite{until}", name, last])
+        if name in history.lost_beyond:
+            found[-1][2] += "; later ones are not marked"
+    return found
 
 
 def _curve(buckets: Buckets, series: str, begin: int) -> dict[str, Any]:

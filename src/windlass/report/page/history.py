@@ -18,7 +18,8 @@ from windlass.report.page.buckets import MAX_BUCKETS, Buckets, Stretch
 from windlass.report.page.step_lines import Columns, read_columns
 
 MAX_NOTES: Final = 200  # rows of the list of events: the first and the latest
-MAX_LOST: Final = 40  # marks of numbers that were not finite
+WATCHED: Final = ("loss", "gradient_norm")  # where they are not finite, there is a mark
+MAX_LOST: Final = 40  # marks of a quantity
 MAX_TEXT: Final = 4000  # characters of one continuation
 STEP_LINE: Final = b'{"kind": "step"'  # as windlass writes it; another writer's lines are parsed to see
 KEPT_OF_VALIDATION: Final = ("step", "time", "name", "loss", "perplexity", "bits_per_byte")
@@ -41,8 +42,10 @@ class History:
         self.samples: dict[str, list[Event]] = {}
         """Per prompt, in the order of steps."""
         self.resumed_at: list[int] = []
-        self.lost_at: list[int] = []
-        """Steps whose loss or gradient norm was not finite, the first MAX_LOST that count."""
+        self.lost: dict[str, list[tuple[int, int]]] = {name: [] for name in WATCHED}
+        """Where a quantity was not finite: first and last step of neighbouring lines, the first MAX_LOST stretches."""
+        self.lost_beyond: set[str] = set()
+        """Quantities of which there were more."""
         self.opening: Event = {}
         """The latest start or resume, which says what runs; empty if there is none."""
         self.end: Event | None = None
@@ -126,12 +129,25 @@ class History:
         self._newest = lines[-1]
         kept = np.flatnonzero(keep).tolist()
         columns = columns if keep.all() else columns.take(keep)
+        self._take_lost(columns)
         ends = [starts[index] + len(lines[index]) for index in kept]
         self.buckets.append(columns, [starts[index] for index in kept], ends)
-        lost = [columns.gaps[name] for name in ("loss", "gradient_norm") if name in columns.gaps]
-        if lost and len(self.lost_at) < MAX_LOST:
-            found = columns.step[np.logical_or.reduce(lost)].astype(int).tolist()
-            self.lost_at = (self.lost_at + found)[:MAX_LOST]
+
+    def _take_lost(self, columns: Columns) -> None:
+        """Before the buckets have these lines: a stretch may go on from the last one that they have."""
+        before = self.buckets.last_step
+        for name, stretches in self.lost.items():
+            flags = columns.gaps.get(name, np.zeros(len(columns.step), bool))
+            edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).tolist()
+            for begin, end in zip(edges[::2], edges[1::2]):
+                first, last = int(columns.step[begin]), int(columns.step[end - 1])
+                if begin == 0 and stretches and stretches[-1][1] == before:
+                    stretches[-1] = (stretches[-1][0], last)
+                elif len(stretches) == MAX_LOST:
+                    self.lost_beyond.add(name)
+                    break
+                else:
+                    stretches.append((first, last))
 
     def _take_event(self, event: Event) -> None:
         kind = event["kind"]
@@ -178,7 +194,8 @@ class History:
     def _truncate_steps(self, step: float) -> None:
         if step < self.buckets.last_step:
             self.buckets.truncate(step, self._read_again)
-            self.lost_at = [at for at in self.lost_at if at <= step]
+            for name, stretches in self.lost.items():
+                self.lost[name] = [(first, min(last, int(step))) for first, last in stretches if first <= step]
 
     def _truncate(self, step: float) -> None:
         self._truncate_steps(step)

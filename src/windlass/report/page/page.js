@@ -164,7 +164,7 @@ function paint(context, chart, width, height, hover) {
   const toY = (y) => box.bottom - share(y) * (box.bottom - box.top);
   const look = { context, box, toX, toY, isLog };
   paintAxes(look, scales, labels);
-  if (state.marks) paintMarks(look, scales);
+  if (state.marks) paintMarks(look, scales, chart);
   context.save();
   context.beginPath(); context.rect(box.left, box.top - 4, box.right - box.left + 4, box.bottom - box.top + 8); context.clip();
   for (const curve of curves) if (!curve.isHidden) paintCurve(look, curve);
@@ -193,10 +193,11 @@ function paintAxes({ context, box, toX, toY }, scales, labels) {
   }
 }
 
-function paintMarks({ context, box, toX }, scales) {
-  data.runs.forEach((run) => run.marks.forEach(([step, kind]) => {
+function paintMarks({ context, box, toX }, scales, chart) {
+  data.runs.forEach((run) => run.marks.forEach(([step, kind, , quantity, last]) => {
     const place = placeOf(run, step), x = toX(place);
     if (place < scales.left || place > scales.right) return;
+    if (quantity && !chart.lines.some((line) => line.series === quantity)) return; // another chart's curve is interrupted
     const isStrong = kind in STRONG_MARKS;
     context.strokeStyle = colour(isStrong ? STRONG_MARKS[kind] : WEAK_MARKS[kind]); context.lineWidth = 1;
     context.setLineDash(isStrong ? [3, 3] : []);
@@ -205,6 +206,7 @@ function paintMarks({ context, box, toX }, scales) {
     if (kind === "not finite" || kind === "incident") {
       context.fillStyle = colour("--c4"); context.beginPath();
       context.moveTo(x - 4, box.top - 6); context.lineTo(x + 4, box.top - 6); context.lineTo(x, box.top + 1); context.fill();
+      if (last > step) context.fillRect(x, box.top - 6, toX(placeOf(run, last)) - x, 3);
     }
   }));
   context.setLineDash([]);
