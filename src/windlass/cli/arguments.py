@@ -38,12 +38,31 @@ Overrides = Annotated[
 PreparedPlace = Annotated[
     str, typer.Argument(metavar="RECIPE|DIRECTORY", help="A recipe whose data is prepared, or its data.directory.")
 ]
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+
+
+def check_run(path: Path) -> Path:
+    """Where a run is to be named. Raises UserError for a recipe, with the directory of its run."""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return path
+    from windlass.config import load_recipe
+
+    directory = "what it calls run.directory"
+    with contextlib.suppress(UserError):
+        directory = str(load_recipe(path).run.directory)
+    raise UserError(f"{path} is a recipe", "RUN is the directory that a run writes", f"name {directory}")
+
+
+def check_runs(paths: list[Path]) -> list[Path]:
+    return [check_run(path) for path in paths]
+
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", callback=check_run)]
 SavedPath = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
         help="A run directory, one of its checkpoints, a Hugging Face directory, or an adapter's (PEFT).",
+        callback=check_run,
     ),
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from windlass.cli.arguments import Overrides, PreparedPlace, print_lines
+from windlass.cli.group import Commands
 from windlass.errors import EXIT_USER_ERROR
 
-app = typer.Typer(help="See what is in prepared data, and what is wrong with it.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="See what is in prepared data, and what is wrong with it.", no_args_is_help=True)
 
 
 @app.command("inspect")

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from windlass.cli.arguments import Nproc, Overrides, Recipe, endpoint_of, interruptions, restarts_of
+from windlass.cli.group import Commands
 from windlass.errors import EXIT_STOPPED
 from windlass.launch import local
 from windlass.safe_text import say
 
-app = typer.Typer(help="Start a run on several hosts.", no_args_is_help=True)
+app = typer.Typer(cls=Commands, help="Start a run on several hosts.", no_args_is_help=True)
 
 
 @app.callback()

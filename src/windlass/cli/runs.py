@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import Overrides, Recipe, RunDirectory, print_lines
+from windlass.cli.arguments import Overrides, Recipe, RunDirectory, check_runs, print_lines
 from windlass.errors import UserError
 from windlass.safe_text import say
 
@@ -92,7 +92,9 @@ def runs(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="The run directory, or several.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="The run directory, or several.", callback=check_runs)
+    ],
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the page there. Default: report.html in the run directory."),

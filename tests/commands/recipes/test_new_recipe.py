@@ -59,8 +59,43 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.adapter.kind == ("none" if kind == "pretrain" else "lora")
     assert config.data.sources[0].format == {"sft": "chat", "dpo": "preference", "pretrain": "text"}[kind]
     assert config.data.isolate == (kind == "sft"), "chats that share a sequence do not see each other"
-    init(here / "other.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, "sft", None)
-    assert load_recipe(here / "other.yaml").objective.kind == "sft"
+
+
+def test_a_kind_that_is_given_stands_before_the_rows(here):
+    rows = ROWS["sft"] | ROWS["pretrain"]
+    (here / "rows.jsonl").write_text(json.dumps(rows))
+    for kind in ("sft", "pretrain"):
+        init(here / f"{kind}.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, kind, None)
+        assert load_recipe(here / f"{kind}.yaml").objective.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "given", "change"),
+    [
+        (
+            "r.jsonl",
+            json.dumps(ROWS["pretrain"]),
+            "sft",
+            "nothing in r.jsonl can be learned: r.jsonl:1 has the keys text",
+            "format: text",
+        ),
+        ("r.jsonl", json.dumps({"a": "a", "b": "b"}), None, "r.jsonl:1 has no key `text`", "set `text` of the source"),
+        (
+            "r.csv",
+            "a,b\nc,d\n",
+            None,
+            "r.csv has no column `text`",
+            "set `text` of the source to one of its columns: a, b",
+        ),
+        ("r.txt", b"caf\xe9 bar", None, "nothing in r.txt can be learned: r.txt is not UTF-8", "iconv"),
+        ("r.txt", bytes(100), None, "r.txt is a binary file", "convert it to UTF-8"),
+    ],
+)
+def test_data_of_which_nothing_can_be_learned_make_no_recipe(here, name, content, kind, given, change):
+    (here / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as caught:
+        init(here / "new.yaml", name, "Qwen/Qwen3-4B", 5, kind, None)
+    assert given in caught.value.given and change in caught.value.change and not (here / "new.yaml").exists()
 
 
 SHARED = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
@@ -75,7 +110,10 @@ ALPACA = {"instruction": "q", "input": "", "output": "a"}
         ("r.json", ALPACA, {"format": "chat", "rows": "alpaca"}),
         ("r.jsonl.gz", ALPACA, {"format": "chat", "rows": "alpaca"}),
         ("r.jsonl", {"body": "a", "id": 3}, {"text": "body"}),
-        ("r.jsonl", {"a": "a", "b": "b"}, {}),
+        *(
+            ("r.jsonl", {one: "q", two: "a"}, {"format": "chat", "rows": {"prompt": one, "completion": two}})
+            for one, two in (("question", "answer"), ("prompt", "response"), ("problem", "solution"))
+        ),
     ],
 )
 def test_rows_of_other_names_are_known(here, name, row, settings):
@@ -101,9 +139,13 @@ def test_few_rows_that_differ_have_a_validation_set(here, distinct, monkeypatch,
     assert 1 <= int(held) <= 60
 
 
-@pytest.mark.parametrize(("distinct", "held_out"), [(1, "none"), (2, HeldOutConfig(bytes=191)), (16, 0.5)])
+@pytest.mark.parametrize(("distinct", "held_out"), [(1, "none"), (2, HeldOutConfig(bytes=316)), (16, 0.5)])
 def test_conversations_are_held_out_whole_where_they_differ(here, distinct, held_out):
-    rows = [{"messages": [{"role": "user", "content": f"q{one % distinct:02}"}], "id": one % 10} for one in range(64)]
+    answer = {"role": "assistant", "content": "a"}
+    rows = [
+        {"messages": [{"role": "user", "content": f"q{one % distinct:02}"}, answer], "id": one % 10}
+        for one in range(64)
+    ]
     (here / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 5, "sft", None)
     assert load_recipe(here / "r.yaml").data.validation == held_out

@@ -114,4 +114,7 @@ def test_the_last_mark_says_that_later_ones_are_missing(log):
     log(lost_step(2 * MAX_LOST + 1, "loss"))
     history.read_new()
     marks = marks_of(history)
-    assert len(marks) == MAX_LOST and marks[-1][:3:2] == [2 * MAX_LOST - 1, "loss not finite; later ones are not marked"]
+    assert len(marks) == MAX_LOST and marks[-1][:3:2] == [
+        2 * MAX_LOST - 1,
+        "loss not finite; later ones are not marked",
+    ]

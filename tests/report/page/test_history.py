@@ -124,7 +124,9 @@ def stretches_of(steps):
     found = []
     for before, event in zip([{"loss": 0.0}, *steps], steps):
         if event["loss"] is None:
-            found[-1:] = [(found[-1][0], event["step"])] if before["loss"] is None else [*found[-1:], (event["step"],) * 2]
+            found[-1:] = (
+                [(found[-1][0], event["step"])] if before["loss"] is None else [*found[-1:], (event["step"],) * 2]
+            )
     return found
 
 

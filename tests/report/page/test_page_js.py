@@ -177,7 +177,8 @@ def test_a_mark_of_what_is_not_finite_stands_on_its_own_chart_alone(probe):
         const canvas = document.getElementById("plot-" + name), ratio = canvas.width / canvas.clientWidth;
         const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, Math.round(12 * ratio)).data;
         let count = 0;
-        for (let at = 0; at < pixels.length; at += 4) count += pixels[at + 3] > 0 && pixels[at] > pixels[at + 1] + 90 && pixels[at] > pixels[at + 2] + 90;
+        for (let at = 0; at < pixels.length; at += 4)
+          count += pixels[at + 3] > 0 && pixels[at] > pixels[at + 1] + 90 && pixels[at] > pixels[at + 2] + 90;
         return count;
       };
       for (const name of ["loss", "gradient_norm", "learning_rate", "throughput"]) found[name] = red(name);

@@ -33,7 +33,7 @@ class Shape(NamedTuple):
 
     kind: Kind
     keys: frozenset[str]
-    settings: Mapping[str, str]
+    settings: Mapping[str, Any]
     read: tuple[str, ...]
 
 
@@ -44,6 +44,10 @@ SHAPES: Final = (
     Shape("sft", frozenset({"conversations"}), {"format": "chat", "rows": "sharegpt"}, ("system", "conversations")),
     Shape("sft", frozenset({"instruction", "output"}), {"format": "chat", "rows": "alpaca"},
           ("system", "instruction", "input", "output")),
+    *(Shape("sft", frozenset({prompt, answer}), {"format": "chat", "rows": {"prompt": prompt, "completion": answer}},
+            (prompt, answer))
+      for prompt, answer in (("question", "answer"), ("prompt", "response"), ("instruction", "response"),
+                             ("query", "response"), ("problem", "solution"))),
 )  # fmt: skip
 WITHOUT: Final = {"pretrain": {}, "sft": {"format": "chat"}, "dpo": {"format": "preference"}}
 """Settings of a source whose rows are not here, or of another shape than is asked for."""
@@ -68,21 +72,20 @@ def num_distinct(file: Path, shape: Shape) -> int:
     return len({json.dumps([row.get(key) for key in shape.read]) for row in rows})
 
 
-def bad_rows_note(source: Mapping[str, str]) -> str | None:
+def bad_rows_note(source: Mapping[str, Any]) -> str | None:
     """A sentence on rows among the first MANY that could not be learned as a source of these settings. None where all could, and
-    where its file is large or not here: `prepare` reads all."""
+    where its file is large or not here: `prepare` reads all. Raises UserError where none could."""
     found, config = FoundRows(), SourceConfig.model_validate(source)
     path = Path(source.get("path", "")).expanduser()
     if not path.is_file() or path.stat().st_size > READ_BYTES:
         return None
-    try:
-        documents = source_of(config, scan(config, lambda _: None))._replace(bad_rows=found).documents()
-        num_rows = sum(1 for _ in islice(documents, MANY)) + len(found.bad)
-    except UserError as error:
-        return f"{error.given}: {error.change}"
+    documents = source_of(config, scan(config, lambda _: None))._replace(bad_rows=found).documents()
+    num_rows = sum(1 for _ in islice(documents, MANY)) + len(found.bad)
     if not found.bad:
         return None
     _, first = found.bad[0]
+    if len(found.bad) == num_rows:
+        raise UserError(f"nothing in {path} can be learned: {first.given}", first.rule, first.change)
     are = "1 row is bad" if len(found.bad) == 1 else f"{len(found.bad)} rows are bad"
     share = math.ceil(200 * len(found.bad) / num_rows) / 100  # twice what was seen
     amount = f"{len(found.bad)}" if num_rows < MANY or share >= 1 else f"{share:g}"

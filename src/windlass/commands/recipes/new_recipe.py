@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from windlass.commands.recipes.first_rows import (
     MANY,
@@ -131,18 +131,19 @@ def init(
         chosen = choose_length(file, shape, model)
     text = _recipe(out, {**source, **shape.settings}, model, steps, kind, chosen, _validation(source, file, shape))
     parse_recipe(text, str(out))
+    notes = [note for note in _notes(chosen, kind, model, {**source, **shape.settings}) if note]
     write_durably(out, text.encode())
-    return [note for note in _notes(chosen, kind, model, {**source, **shape.settings}) if note]
+    return notes
 
 
-def _notes(chosen: Chosen, kind: Kind, model: str, rows: Mapping[str, str]) -> Iterator[str | None]:
+def _notes(chosen: Chosen, kind: Kind, model: str, rows: Mapping[str, Any]) -> Iterator[str | None]:
     yield f"data.sequence_length={chosen.length}: {chosen.meaning}" if chosen.meaning else None
     yield missing_template(model) if kind == "sft" else None
     yield bad_rows_note(rows)
 
 
 def _recipe(
-    out: Path, rows: dict[str, str], model: str, steps: int, kind: Kind, chosen: Chosen, validation: tuple[str, str]
+    out: Path, rows: dict[str, Any], model: str, steps: int, kind: Kind, chosen: Chosen, validation: tuple[str, str]
 ) -> str:
     is_small, name, length = model == SMALL, out.stem, chosen.length
     micro = 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1
@@ -221,7 +222,7 @@ def _glob(path: Path) -> Iterator[str]:
     return glob.iglob(str(path), recursive=True)
 
 
-def _flow(source: Mapping[str, str]) -> str:
+def _flow(source: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in source.items()) + "}"
 
 
