@@ -1,5 +1,5 @@
-"""Fills the marked places of docs/techniques/*.md and of walkthrough, howto/finetune, flops, performance and scale.md from the
-source and from counted results.
+"""Fills the marked places of docs/techniques/*.md and of walkthrough, howto/finetune, howto/watch-a-run, flops, performance and
+scale.md from the source and from counted results.
 
 A place is an HTML comment, what was filled in, and `<!-- end -->`. Seven kinds:
 
@@ -38,7 +38,10 @@ Row = Mapping[str, Any]
 def pages() -> list[Path]:
     return [
         *sorted((DOCS / "techniques").glob("*.md")),
-        *(DOCS / f"{name}.md" for name in ("walkthrough", "scale", "howto/finetune", "flops", "performance")),
+        *(
+            DOCS / f"{name}.md"
+            for name in ("walkthrough", "scale", "howto/finetune", "howto/watch-a-run", "flops", "performance")
+        ),
     ]
 
 

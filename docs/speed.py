@@ -223,6 +223,19 @@ def gpu_faults() -> str:
     return table(("signal", "exit code", "last step before", "went on from", "losses with the same bits, of 40"), rows)
 
 
+def page() -> str:
+    """What the report of a million logged lines costs."""
+    one = json.loads((MEASURED / "page.json").read_text("utf-8"))
+    machine = f"{one['machine']['cores']} cores, load {one['machine']['load_before']:.2f}, {one['date']}"
+    rows = [
+        ("reading all and writing the page", f"{one['cpu_s']:.1f} CPU seconds"),
+        ("memory while it does", f"{one['memory_mb']} MB"),
+        ("the page", f"{one['page_bytes'] / 1e6:.2f} MB"),
+        ("reading ten lines that are new", f"{one['new_lines_ms']:.1f} ms, {one['new_bytes'] / 1e3:.1f} kB sent"),
+    ]
+    return table((f"{one['lines']:,} logged steps ({one['file_mb']} MB; {machine})", ""), rows)
+
+
 def mib(size: float) -> str:
     return f"{size / MIB:.2f}"
 
@@ -239,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "t4": t4,
     "mfu": what_mfu_means,
     "layouts": layouts,
+    "page": page,
     "gpu": gpu_rows,
     "gpu faults": gpu_faults,
     "gpu kernels": gpu_kernels,

@@ -142,3 +142,32 @@ def test_a_run_of_the_page_leaves_a_bad_shard_out_and_tells_what_it_consumed(pla
     listed = (place / "list").read_text().splitlines()
     assert any(line.startswith(f"consumed: {len(listed)} samples") for line in told) and len(listed) > 40
     assert any(line.startswith("lost: ") for line in told)
+
+
+def message(name, parent, role, rank, text):
+    return {"message_id": name, "parent_id": parent, "role": role, "rank": rank, "text": text}
+
+
+def test_the_script_for_trees_takes_the_replies_that_were_ranked_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        message("a", None, "prompter", None, "how deep?"),
+        message("a0", "a", "assistant", 1, "wrong"),
+        message("a1", "a", "assistant", 0, "ten fathoms"),
+        message("a10", "a1", "prompter", None, "and there?"),
+        message("a11", "a1", "prompter", 0, "sure?"),
+        message("a110", "a11", "assistant", 0, "yes"),
+        message("b", None, "prompter", None, "nobody answers"),
+        message("c", None, "prompter", None, "rope?"),
+        message("c0", "c", "assistant", None, "hemp"),
+        message("c00", "c0", "prompter", 0, "thanks"),
+    ]
+    (tmp_path / "messages.jsonl").write_text(lines(rows))
+    (script,) = re.findall(r"^```python\n(import json\n.*?)^```", (HOWTO / "prepare-data.md").read_text(), re.M | re.S)
+    exec(script, {})
+    found = [json.loads(line)["messages"] for line in (tmp_path / "threads.jsonl").read_text().splitlines()]
+    assert [[row["content"] for row in one] for one in found] == [
+        ["how deep?", "ten fathoms", "sure?", "yes"],
+        ["rope?", "hemp", "thanks"],
+    ]
+    assert {row["role"] for one in found for row in one} == {"user", "assistant"}

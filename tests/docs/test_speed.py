@@ -32,7 +32,7 @@ def fill(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("name", ["flops.md", "performance.md"])
+@pytest.mark.parametrize("name", ["flops.md", "performance.md", "howto/watch-a-run.md"])
 def test_every_place_is_filled_from_the_code(fill, name):
     assert (DOCS / name).read_text("utf-8") == fill.filled(DOCS / name), "run `make docs`"
 

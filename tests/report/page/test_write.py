@@ -116,7 +116,7 @@ def test_the_figures_are_json_with_gaps_and_the_values_that_count(text):
     assert drawn["grid"]["step"] == list(range(1, 41))
     loss = drawn["series"]["loss"]
     assert loss["y"][6] is None and loss["gaps"] == [6] and loss["y"][39] == 4.0
-    assert [kind for _, kind, _ in drawn["marks"]] == ["resumed", "not finite", "end", "validation", "validation"]
+    assert [kind for _, kind, *_ in drawn["marks"]] == ["resumed", "not finite", "end", "validation", "validation"]
 
 
 def test_the_page_tells_figures_settings_derived_values_and_what_happened(text):
