@@ -60,6 +60,14 @@ def test_the_tokenizers_size_is_the_models_when_the_recipe_gives_none():
     assert ModelConfig(preset="gpt2-124m").architecture(50257).padded_vocab_size == 50304
 
 
+def test_counts_are_read_in_sizes_too():
+    sizes = {**LLAMA, "vocab_size": "32k", "max_position_embeddings": "1.5k"}
+    arch = ModelConfig(**sizes).architecture(32_000)
+    assert (arch.vocab_size, arch.max_positions) == (32_000, 1500)
+    with pytest.raises(UserError, match="vocab_size must be a whole number"):
+        ModelConfig(**{**LLAMA, "vocab_size": "1.2345k"}).architecture(32_000)
+
+
 def test_numbers_may_be_written_as_yaml_leaves_them():
     arch = ModelConfig(**LLAMA, rms_norm_eps="1e-5", initializer_range="2e-2").architecture(211)
     assert (arch.norm_eps, arch.initializer_range) == (1e-5, 0.02)

@@ -7,7 +7,7 @@ ignored. An unknown one that is null sets nothing: it is left out, and announced
 (`auto_map`): it may compute anything, and code of a model is never run.
 
 A file is read as transformers reads it: types exactly, and fields that training does not use are passed over. A recipe may
-write numbers as YAML leaves them ("1e-5"), and a field without effect is refused.
+write numbers as YAML leaves them ("1e-5") and counts as 32k, and a field without effect is refused.
 """
 
 import json
@@ -25,7 +25,7 @@ from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
 from windlass.other_names.near_names import renamed
-from windlass.settings import Settings, Violation, meant
+from windlass.settings import Settings, Violation, meant, read_count
 
 MAX_SHOWN: Final = 200  # characters of a value in a message
 
@@ -100,7 +100,7 @@ class ModelConfig(Settings):
         aliases = _family(base["model_type"]).aliases
         nulls = self.nulls_left_out(base["model_type"])
         given = {key: value for key, value in (self.__pydantic_extra__ or {}).items() if key not in nulls}
-        own = {aliases.get(key, key): value for key, value in given.items()}
+        own = {aliases.get(key, key): read_count(value) for key, value in given.items()}
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         family = _family(base["model_type"])
