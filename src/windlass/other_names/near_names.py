@@ -86,8 +86,8 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "parallel.pp={}": "pipeline pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
                           "pipeline_model_parallel_size pp_size stages",
         _COPIES: "data data_parallel data_parallel_size data_parallel_degree dp dp_size",
-        "parallel.replicate={}": "data_parallel_replicate_degree dp_replicate ddp_size",
-        "parallel.shard={}": "data_parallel_shard_degree dp_shard fsdp_size sharding shards",
+        "parallel.replicate={}": "data_parallel_replicate_degree dp_replicate dp_replicate_size ddp_size",
+        "parallel.shard={}": "data_parallel_shard_degree dp_shard dp_shard_size fsdp_size sharding shards",
         "nothing for sequence parallelism, which parallel.tp brings along; parallel.context={} cuts long sequences":
             "sequence sequence_parallel sp",
         "parallel.context={}": "cp cp_size context_parallel context_parallel_size context_parallel_degree sequence_parallel_size "

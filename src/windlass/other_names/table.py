@@ -11,6 +11,8 @@ from typing import Any, Final
 from windlass.other_names.spellings import SHARDINGS, policy_of, sharding_of
 from windlass.other_names.target_names import listed, listed_targets
 
+_ALONE: Final = "nothing (precision.policy alone says it)"
+
 
 def _dtype(setting: str) -> Callable[[Any], str]:
     return lambda value: f"precision.{setting}={(policy_of(value) or 'precision.policy=fp32').partition('=')[2]}"
@@ -19,7 +21,7 @@ def _dtype(setting: str) -> Callable[[Any], str]:
 def _switch(policy: str) -> Callable[[Any], str | None]:
     def answer(value: Any) -> str | None:
         is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
-        return policy_of(policy) if is_on else "nothing (precision.policy alone says it)"
+        return policy_of(policy) if is_on else _ALONE
 
     return answer
 
@@ -120,6 +122,7 @@ TABLE: Final = (
     OtherName("precision", "bf16 bf16_full_eval", "transformers, DeepSpeed", _switch("bf16")),
     OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _switch("fp16")),
     OtherName("precision", "fp8 float8", "axolotl, torchtitan", _switch("fp8")),
+    OtherName("precision", "pure_bf16", "LLaMA-Factory", ("precision.policy=bf16-pure", _ALONE)),
     OtherName("precision", "tf32", "transformers", _switch("tf32")),
     OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),

@@ -519,3 +519,30 @@ def test_a_value_that_our_key_does_not_take_is_named_and_the_rest_is_imported(ke
     found = of({**AXOLOTL, key: value})
     assert (f"{key}: {value}", reason) in found.left
     parse_recipe(found.text("file.yaml"), "file.yaml")
+
+
+def test_a_validation_set_of_llama_factory_is_one_of_ours():
+    info = {"test": {"file_name": "test.json", "formatting": "sharegpt"}}
+    found = of({**FACTORY, "eval_dataset": "test, other"}, datasets=info)
+    assert found.tree["data"]["validation"] == {
+        "path": "data/test.json", "file_format": "jsonl", "format": "chat", "rows": "sharegpt", "too_long": "drop",
+    }  # fmt: skip
+    assert ("eval_dataset: other", "one set is data.validation; further ones are evaluate.sets") in found.left
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "section", "ours"),
+    [
+        ("pure_bf16", True, "precision", {"policy": "bf16-pure"}),
+        ("dp_shard_size", 4, "parallel", {"shard": 4}),
+        ("dp_replicate_size", 2, "parallel", {"replicate": 2}),
+    ],
+)
+def test_names_that_had_no_answer(key, value, section, ours):
+    assert of({**FACTORY, key: value}).tree[section] == ours
+
+
+def test_arguments_of_the_trainer_are_sent_to_init():
+    with pytest.raises(UserError, match="name the tool") as caught:
+        of({"learning_rate": 1e-4, "max_steps": 10})
+    assert "`windlass init`" in caught.value.change

@@ -13,7 +13,7 @@ from windlass.errors import UserError
 class Facts:
     """`settings`: their key and value, with settings of ours as overrides. `rest`: keys that rows may answer. `left`: what this
     version has not, with reasons. `silent`: keys with nothing to set here. `warmup_ratio`: of all steps, at most `warmup_limit`
-    steps. `validation`: a share."""
+    steps. `floor`: of the learning rate, as a share of its peak. `validation`: a share; `validation_rows`: a set of its own."""
 
     tool: str
     base_key: str
@@ -35,7 +35,9 @@ class Facts:
     weight_decay: float = 0.0
     beta2: float = 0.999
     optimizer: str | None = None
+    floor: float = 0.0
     validation: float | None = None
+    validation_rows: "Rows | None" = None
     sources: list["Rows"] = field(default_factory=list)
     settings: list[tuple[str, str]] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)

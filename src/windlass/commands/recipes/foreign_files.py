@@ -4,11 +4,11 @@ torchtune are read by torchtune_file.
 Defaults are theirs: of axolotl's configuration schemas, and of LLaMA-Factory's and transformers' argument classes.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, listed_values, source_of
+from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import as_yaml
@@ -53,7 +53,8 @@ def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, A
         raise UserError(
             f"{name} has the keys {', '.join(map(str, list(given)[:8]))}",
             "a file is known by its keys: base_model (axolotl), model_name_or_path (LLaMA-Factory), checkpointer (torchtune)",
-            "name the tool: --tool axolotl, llama-factory or torchtune",
+            "name the tool: --tool axolotl, llama-factory or torchtune. Arguments of transformers or TRL go into a recipe of "
+            "`windlass init`: each key that is not ours is answered with what to write (windlass train RECIPE)",
         )
     keys = Keys(given)
     for key in OBJECTIVES & keys.left.keys():
@@ -87,7 +88,7 @@ def _axolotl(keys: Keys) -> Facts:
     facts.schedule = str(keys.take("lr_scheduler", "cosine"))
     if not {"warmup_steps", "warmup_ratio"} & set(keys.left):
         keys.left["warmup_ratio"], facts.warmup_limit = 0.03, 100  # where neither is given
-    _shared(keys, facts)
+    take_shared(keys, facts)
     adapter = keys.take("adapter")
     if adapter is not None:
         ours = _adapter("adapter", adapter)
@@ -141,7 +142,7 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     facts.output = str(keys.take("output_dir", "saves/model"))
     facts.optimizer = str(keys.take("optim", "adamw_torch"))
     facts.schedule = str(keys.take("lr_scheduler_type", "linear"))
-    _shared(keys, facts)
+    take_shared(keys, facts)
     kind = str(keys.take("finetuning_type", "lora"))  # theirs is LoRA where none is named
     facts.settings.append((f"finetuning_type: {kind}", _adapter("finetuning_type", kind)))
     if kind == "lora":
@@ -157,14 +158,25 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     facts.settings.append((f"stage: {stage}", objective_of(stage)))
     if isinstance(samples := keys.take("max_samples"), int):
         facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
-    for name in map(str, listed_values(keys.take("dataset"))):
-        info = datasets.get(name)
-        rows = _described(name, Keys(info if isinstance(info, Mapping) else {}), folder, stage == "pt")
-        if not info:
-            reason = f"no dataset_info.json describes it; its rows are looked for in {rows.source.get('path', name)}"
-            facts.left.append((f"dataset: {name}", reason))
-        facts.sources.append(rows)
+    facts.sources = [
+        _named(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("dataset")))
+    ]
+    scored = [
+        _named(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("eval_dataset")))
+    ]
+    facts.validation_rows = next(iter(scored), None)
+    for rows in scored[1:]:
+        facts.left.append((f"eval_dataset: {rows.name}", "one set is data.validation; further ones are evaluate.sets"))
     return facts
+
+
+def _named(facts: Facts, name: str, datasets: Mapping[str, Any], folder: Any, stage: str) -> Rows:
+    info = datasets.get(name)
+    rows = _described(name, Keys(info if isinstance(info, Mapping) else {}), folder, stage == "pt")
+    if not info:
+        reason = f"no dataset_info.json describes it; its rows are looked for in {rows.source.get('path', name)}"
+        facts.left.append((f"dataset: {name}", reason))
+    return rows
 
 
 def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
@@ -190,31 +202,6 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
         names = {"prompt": question, "completion": columns.take("response", "output")}
         names |= {"system": columns.take("system")} if "system" in columns.left else {}
     return Rows(source, name, kind, None, *turns, names, info.left | columns.left | tags.left)
-
-
-def _shared(keys: Keys, facts: Facts) -> None:
-    """Keys that axolotl and LLaMA-Factory take over from transformers."""
-    if (steps := keys.count("max_steps", -1)) > 0:
-        facts.steps = steps
-    facts.learning_rate = keys.number("learning_rate", 5e-5)
-    facts.weight_decay, facts.beta2 = keys.number("weight_decay", 0.0), keys.number("adam_beta2", 0.999)
-    facts.warmup_steps, facts.warmup_ratio = keys.count("warmup_steps", 0), keys.number("warmup_ratio", 0.0)
-    deepspeed = keys.take("deepspeed")
-    if isinstance(deepspeed, str) and (stage := re.search(r"(?:zero|z)_?([0-3])", deepspeed.lower())):
-        facts.settings.append((f"deepspeed: {deepspeed}, by its name", f"parallel.zero={stage[1]}"))
-    elif deepspeed is not None:
-        facts.left.append((f"deepspeed: {deepspeed}", "its stage is parallel.zero; offload is parallel.offload"))
-    project, reported = keys.take("wandb_project"), listed_values(keys.take("report_to"))
-    sinks = [sink for sink in ("tensorboard", "wandb", "trackio") if sink in reported or (sink == "wandb" and project)]
-    if sinks:
-        facts.settings.append((f"metrics to {', '.join(sinks)}", f"report.sinks=[{', '.join(sinks)}]"))
-    if project:
-        facts.settings.append((f"wandb_project: {project}", f"report.project={project}"))
-    content = keys.take("fsdp_config")
-    if isinstance(content, Mapping):
-        keys.left |= content
-    seed = keys.take("seed", 42)
-    facts.settings.append((f"seed: {seed}", f"run.seed={seed}"))
 
 
 def _check_objective(key: str, value: Any) -> None:

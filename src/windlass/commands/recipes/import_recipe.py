@@ -149,7 +149,9 @@ def _data(found: Imported, facts: Facts, is_pairs: bool) -> None:
     found.put(
         "a directory of its own", f"data.directory={_quoted(facts.prepared or facts.output.rstrip('/') + '-data')}"
     )
-    if facts.validation is not None:
+    if facts.validation_rows is not None:
+        found.tree["data"]["validation"] = _source(found, facts.validation_rows, is_pairs)
+    elif facts.validation is not None:
         found.put(f"validation {facts.validation:g}", f"data.validation={facts.validation:g}")
 
 
@@ -191,7 +193,9 @@ def _optimizer(found: Imported, facts: Facts) -> None:
     found.put(f"learning rate {facts.learning_rate:g}", f"optim.learning_rate={facts.learning_rate:g}")
     schedule = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}.get(facts.schedule, facts.schedule)
     if schedule in ("cosine", "linear", "constant"):
-        more = () if schedule == "constant" else ("optim.floor=0.0",)  # theirs fall to 0
+        more = (
+            () if schedule == "constant" else (f"optim.floor={facts.floor:g}",)
+        )  # theirs fall to 0 where nothing is said
         found.put(f"schedule {facts.schedule}", f"optim.schedule={schedule}", *more)
     else:
         found.left.append(
