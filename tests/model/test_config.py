@@ -264,3 +264,10 @@ def test_directories_that_are_none_or_damaged_are_named(tmp_path):
 def test_code_of_a_model_is_never_run_whatever_is_trusted(given):
     with pytest.raises(UserError, match="code that a model brings is never run"):
         ModelConfig(**{"from": "org/name", "trust_remote_code": given})
+
+
+def test_wrong_values_are_listed_beside_unknown_fields():
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**{**LLAMA, "hidden_size": 0, "num_hidden_layers": -3, "nope": 1, "nope2": 2})
+    words = str(caught.value)
+    assert all(f"model: {name}" in words for name in ("nope", "nope2", "hidden_size", "num_hidden_layers")), words

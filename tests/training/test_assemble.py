@@ -108,8 +108,8 @@ def test_a_recipe_that_asks_for_checks_is_checked(base, prepared, ranks):
         assert step == 3 and raised.startswith("ranks 0 and 1 were given different batches at step 4")
 
 
-def drift_apart(config, name="embed_tokens.weight"):
-    """In the update of step 5 one rank has another bit in its tensor of this name."""
+def drift_apart(config, name="embed_tokens.weight", at=5):
+    """In the update of step `at` one rank has another bit in its tensor of this name."""
     step, run, programs = AdamW.step, ShardedProgram.run, []
 
     def watched(self, *args):
@@ -118,9 +118,12 @@ def drift_apart(config, name="embed_tokens.weight"):
 
     def other(self, norm):
         step(self, norm)
-        if self._num_steps == 5 and dist.get_rank() == 1:
-            (tensor,) = (one.tensor.data for one in programs[-1].records() if one.name.endswith(name))
-            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).view(-1).view(torch.int8)[12] ^= 1
+        if self._num_steps == at and dist.get_rank() == 1:
+            held = {f"model.{one.name}": one.tensor.data for one in programs[-1].records()}
+            held |= {f"optimizer.{key}": value for key, value in self.state_tensors().items()}
+            held |= {f"program.{key}": value for key, value in programs[-1].state_tensors().items()}
+            (tensor,) = (value for key, value in held.items() if key.endswith(name))
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).view(-1).view(torch.int8)[-1] ^= 1
 
     patches = mock.patch.object(AdamW, "step", other), mock.patch.object(ShardedProgram, "run", watched)
     with patches[0], patches[1], contextlib.redirect_stdout(io.StringIO()):
@@ -139,6 +142,22 @@ def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ran
     assert committed_steps(config.run.directory / "checkpoints") == [3], "every third step, and not the sixth"
     assert [path.name for path in (config.run.directory / "checkpoints").iterdir()] == ["step-00000003"]
     assert ("incident", 6) in tiny.kinds(config.run.directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("optimizer.model.embed_tokens.weight.exp_avg", "fp32"),
+        ("optimizer.model.embed_tokens.weight.exp_avg_sq", "fp32"),
+        ("optimizer.model.embed_tokens.weight.step", "fp32"),
+        ("program.scale", "fp16"),
+    ],
+)
+def test_moments_steps_and_the_loss_scale_are_compared_too(base, prepared, ranks, tmp_path, name, policy):
+    config = tiny.recipe(base, tmp_path.name, parallel={"zero": 0, "replicate": 2}, precision={"policy": policy})
+    for code, raised in ranks.run(2, drift_apart, config, name, 6):
+        assert code == 5 and f"{name} differs between ranks 0 and 1 after step 6\n" in raised
+    assert committed_steps(config.run.directory / "checkpoints") == [3]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ from unittest import mock
 import pytest
 
 from tests import tiny
+from windlass.checkpoint.store import quarantined
+from windlass.errors import UserError
+from windlass.report.events import EventLog
 from windlass.supervise.beside import Hosts, Watch
 from windlass.supervise.heartbeat import LastBeat, read_beats
 from windlass.training import run_directory
 from windlass.training.preflight import make_ready
-from windlass.training.run_directory import _run_id, hold, open_heartbeat, watched
+from windlass.training.run_directory import _check_found, _run_id, hold, open_heartbeat, watched
 
 
 def refusal(ranks, world, work, config):
@@ -146,3 +149,34 @@ def test_one_process_is_watched_where_somebody_starts_it_again_and_nobody_sits_b
     assert started(hosts=["a"]) is not None
     monkeypatch.setattr(run_directory.sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert started(hosts=["a"]) is None
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(ranks, tmp_path, world):
+    config = tiny.recipe(tmp_path)
+    events = config.run.directory / "events.jsonl"
+    make_ready(config, world, "cpu")
+    log = EventLog(events)
+    for kind, step in (("start", 0), ("step", 1), ("checkpoint", 3), ("step", 4), ("checkpoint", 6)):
+        log.write(kind, step, {})
+    before = events.read_bytes()
+    for said in ranks.run(world, tiny.refusal, config):
+        assert f"{config.run.directory} has saved step 6, by its events.jsonl, and " in said
+        assert "is the storage mounted" in said and "another run.directory" in said
+    assert events.read_bytes() == before and not (config.run.directory / "checkpoints").exists()
+
+
+def test_a_run_that_saved_nothing_or_whose_checkpoints_were_put_aside_begins(tmp_path):
+    alone, checkpoints = SimpleNamespace(rank=0, max_over_ranks=float), tmp_path / "checkpoints"
+    _check_found(tmp_path, alone)
+    (tmp_path / "events.jsonl").write_text('{"kind": "step", "step": 3}\n{"kind": "checkpoint", "st')
+    _check_found(tmp_path, alone)
+    (tmp_path / "events.jsonl").write_text('{"kind": "checkpoint", "step": 3}\n')
+    with pytest.raises(UserError, match="has saved step 3"):
+        _check_found(tmp_path, alone)
+    checkpoints.mkdir()
+    with pytest.raises(UserError, match="has saved step 3"):
+        _check_found(tmp_path, alone)
+    (checkpoints / "step-00000003.corrupt").mkdir()
+    assert quarantined(checkpoints)
+    _check_found(tmp_path, alone)

@@ -105,7 +105,8 @@ class ModelConfig(Settings):
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         family = _family(base["model_type"])
         own.pop("trust_remote_code", None)  # refused by a rule of its own
-        raise_all([*_unknown_fields(own, family), *_useless_fields(own, family)])
+        if wrong := [*_unknown_fields(own, family), *_useless_fields(own, family)]:
+            raise_all([*wrong, *_wrong_values({key: own[key] for key in own if key in family.model_fields}, family)])
         merged = merge_rope(base, own)
         family.check_own(own, merged)
         return merged
@@ -253,6 +254,14 @@ def _checked(fields: dict[str, Any]) -> Family:
     except ValidationError as error:
         raise_all(_wrong_kind("model", family, one) for one in error.errors())
         raise
+
+
+def _wrong_values(known: Mapping[str, Any], family: type[Family]) -> Iterator[UserError]:
+    """Of the family's own fields, so that they are listed beside those that it does not know."""
+    try:
+        family(**known)
+    except ValidationError as error:
+        yield from (_wrong_kind("model", family, one) for one in error.errors() if one["type"] != "missing")
 
 
 def _cut(text: str) -> str:

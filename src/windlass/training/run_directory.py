@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import KEPT_BESIDE, Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
-from windlass.checkpoint.store import check_takes_steps, named_errors
+from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors, quarantined
 from windlass.config import RunConfig
 from windlass.contract import has_agent, rank
 from windlass.errors import UserError
@@ -113,6 +113,7 @@ def _check_files(directory: Path) -> None:
             )
 
 
+SAVED: Final = b'{"kind": "checkpoint"'
 RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as a manifest holds it
 LOOK_S: Final = 0.2
 """How long `windlass status` may hold the lock, at most: it only looks whether it is free."""
@@ -159,6 +160,7 @@ def open_checkpoints(
 ) -> Checkpoints:
     """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective. Raises UserError."""
     check_takes_steps(config.run.directory / "checkpoints")
+    _check_found(config.run.directory, runtime)
     run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
     return Checkpoints(
         config.run.directory / "checkpoints",
@@ -170,6 +172,31 @@ def open_checkpoints(
         log=log,
         held=tuple if mirror is None else mirror.held,
     )
+
+
+def _check_found(directory: Path, runtime: Runtime) -> None:
+    """Collective. Raises UserError where a run has saved, and nothing of it is there: it would begin anew without a word."""
+    checkpoints = directory / "checkpoints"
+    saved = 0
+    if runtime.rank == 0 and not (committed_steps(checkpoints) or quarantined(checkpoints)):
+        saved = _last_saved(directory / "events.jsonl")
+    if saved := int(runtime.max_over_ranks(saved)):
+        raise UserError(
+            f"{directory} has saved step {saved}, by its events.jsonl, and {checkpoints} holds no checkpoint",
+            "a run goes on from its newest checkpoint, and begins anew in a directory of its own",
+            "bring the checkpoints back (is the storage mounted that held them?), or choose another run.directory",
+        )
+
+
+def _last_saved(events: Path) -> int:
+    """The last step whose checkpoint was committed; 0 where there is none, and where the file cannot be read."""
+    step = 0
+    with contextlib.suppress(OSError), events.open("rb") as lines:
+        for line in lines:
+            if line.startswith(SAVED):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    step = int(json.loads(line)["step"])
+    return step
 
 
 def _run_id(file: Path, log: Callable[[str], None]) -> str:

@@ -166,6 +166,14 @@ def test_a_field_of_another_type_is_refused_and_not_left_uncounted(message, give
         {"reasoning_content": "Hm."},
         {"thinking": "Hm."},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"system_message": "Be brief."},
+        {"loss_weight": 0},
+        {"loss_mask": [0, 1]},
+        {"mask": [0, 1]},
+        {"weights": [1.0]},
+        {"train": False},
+        {"function_call": {"name": "pull"}},
+        {"images": ["a.png"]},
     ],
 )
 def test_a_key_of_a_row_that_would_change_what_is_learned_is_refused_by_name(beside, tmp_path):
@@ -199,7 +207,7 @@ def test_a_system_text_of_a_row_is_taken_where_the_mapping_names_it(tmp_path, ke
 def test_keys_of_a_row_that_change_nothing_are_left_out():
     system = {"role": "system", "content": "Be brief."}
     beside = {"system": "Be brief.", "weight": 1, "functions": [], "thinking": None, "source": "a book"}
-    beside |= {"system_prompt": "Be brief.", "train_on_turn": True, "reasoning": ""}
+    beside |= {"system_prompt": "Be brief.", "train_on_turn": True, "reasoning": "", "train": True, "images": []}
     row = {"messages": [system, *MESSAGES[1:3]], **beside}
     assert json.loads(conversation_of(row, "here")) == [system, *MESSAGES[1:3]]
 

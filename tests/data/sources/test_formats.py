@@ -44,7 +44,9 @@ def test_compressed_lines_and_texts_are_what_they_were(tmp_path, end):
     assert read(path=f"{tmp_path}/b.txt{end}") == ["one whole\r\ndocument Ω" * 3]
 
 
-@pytest.mark.parametrize("name", ["dump", "dump.gz", "DUMP.XZ", "dump.txt", "dump.txt.zst"])
+@pytest.mark.parametrize(
+    "name", ["dump", "dump.gz", "DUMP.XZ", "dump.txt", "dump.txt.zst", "shard.00001.xz", "dump.v1.gz", "shard.aa"]
+)
 def test_lines_of_json_under_a_name_of_no_format_are_not_one_text(tmp_path, name):
     end = "." + name.rpartition(".")[2].lower()
     (tmp_path / name).write_bytes(pack(LINES, end))

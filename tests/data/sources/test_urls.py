@@ -118,6 +118,8 @@ def test_a_missing_package_and_credentials_are_errors_and_our_own_mistakes_keep_
     denied = refused_url("s3://bucket/a.jsonl", PermissionError("Forbidden"))
     assert denied.given == "s3://bucket/a.jsonl is refused to this process: Forbidden"
     assert not isinstance(denied, AbsentSource)
+    hidden = refused_url("https://host/a.jsonl?***", ValueError("Invalid pattern"))
+    assert hidden.given == "https://host/a.jsonl?*** has *** where its secret was" and "${NAME}" in hidden.change
     assert is_of_a_library(json.JSONDecodeError("x", "y", 0)) and not is_of_a_library(KeyError("size"))
 
 

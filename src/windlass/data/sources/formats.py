@@ -156,10 +156,10 @@ def read_rows(
 
 
 def _check_no_rows(whole: bytes, where: str) -> None:
-    """Raises UserError where the first lines of a text are JSON objects, and the name, as in `dump`, `dump.gz` or `dump.txt`,
-    does not say that the file is anything else than rows."""
+    """Raises UserError where the first lines of a text are JSON objects, and its name, as `dump`, `dump.txt` or `shard.00001.xz`,
+    says nothing else. Of a `.log` such lines are the text."""
     stem = compression.without_compression(_name_in(where).rpartition("/")[2])
-    if "." in stem.removesuffix(".txt") or not whole.startswith(b"{"):
+    if stem.lower().endswith(".log") or not whole.startswith(b"{"):
         return
     first = whole[:PEEKED_BYTES].splitlines()[:2]
     with contextlib.suppress(ValueError, RecursionError):

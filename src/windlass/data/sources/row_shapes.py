@@ -34,9 +34,11 @@ TEXTS_BESIDE: Final = ("name", "reasoning_content", "thinking")
 ARGUMENTS: Final = "arguments"
 CALL_KEYS: Final = ("id", "type", "index", "function", "name", ARGUMENTS)
 """Keys of a call. The first three are numbers and marks, which a template may write in its own way."""
+WEIGHTS: Final = ("train_on_turn", "loss_weight", "loss_mask", "mask", "weights", "train")
+OTHER_SENSES: Final = ("images", "image", "videos", "audios")
 BESIDE: Final = (
-    *("system", "system_prompt", "weight", "train_on_turn", "reasoning", "reasoning_content", "thinking"),
-    *("functions", "chat_template_kwargs"),
+    *("system", "system_prompt", "system_message", "weight", *WEIGHTS, "reasoning", "reasoning_content", "thinking"),
+    *("functions", "function_call", "chat_template_kwargs", *OTHER_SENSES),
 )
 """Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
 
@@ -53,7 +55,8 @@ def check_beside(row: Mapping[str, Any], where: str) -> None:
     messages = row.get("messages") or row.get("prompt")
     first = messages[0] if isinstance(messages, list) and messages else None
     said = first.get("content") if isinstance(first, Mapping) and first.get("role") == "system" else None
-    idle = {"system": said, "system_prompt": said, "weight": 1, "train_on_turn": True}
+    idle = {"system": said, "system_prompt": said, "system_message": said}
+    idle |= {"weight": 1, "loss_weight": 1, "train_on_turn": True, "train": True}
     key = next((key for key in BESIDE if row.get(key) not in (None, "", [], {}, idle.get(key))), None)
     if key is None:
         return
@@ -62,8 +65,11 @@ def check_beside(row: Mapping[str, Any], where: str) -> None:
     changes = {
         "system": f"write it as the first message{mapping}",
         "system_prompt": f"write it as the first message{mapping}",
-        "train_on_turn": "write it as the `weight`, 0 to 1, of the answer that it belongs to",
+        "system_message": f"write it as the first message{mapping}",
+        **dict.fromkeys(WEIGHTS, "write it as the `weight`, 0 to 1, of the answer that it belongs to"),
+        **dict.fromkeys(OTHER_SENSES, "models here read text alone: leave the row out, or take the key out of it"),
         "functions": "write it as `tools`",
+        "function_call": "write it as `tool_calls` of the message that makes the call",
         "chat_template_kwargs": "take it out: the chat template is rendered by its own defaults",
     }
     change = changes.get(key, "write it into the message that it belongs to")

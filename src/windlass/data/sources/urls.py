@@ -22,7 +22,7 @@ from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
 from windlass.object_store import EXTRAS
-from windlass.safe_text import redacted, without_values
+from windlass.safe_text import HIDDEN, redacted, without_values
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"
 NO_NETWORK: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -150,6 +150,12 @@ def is_of_a_library(error: Exception) -> bool:
 
 def refused_url(url: str, error: Exception) -> UserError:
     """The error to raise instead of `error`; an AbsentSource where the file, or the network, is not there."""
+    if HIDDEN in url:
+        return UserError(
+            f"{url} has {HIDDEN} where its secret was",
+            "what a run keeps of its recipe hides the secrets of URLs",
+            "give the recipe that the run began with, or write the secret as ${NAME}",
+        )
     causes = list(_causes(error))
     if isinstance(error, ImportError):
         protocol = url.partition("://")[0]
