@@ -83,11 +83,13 @@ def test_every_violated_rule_of_a_source_and_every_wrong_field_of_a_model_is_lis
     assert givens(error) == [
         "model: hidden_sise: 3",
         "model: use_cache: true",
+        "model: hidden_size: 0",
+        "model: num_hidden_layers: 'many'",
         "data.sources[0]",
         "data.sources[0]",
         "data.validation.pth",
     ]
-    assert [one.rule.partition(" has no effect")[0] for one in error.errors[2:3]] == ["`subset`"]
+    assert [one.rule.partition(" has no effect")[0] for one in error.errors[4:5]] == ["`subset`"]
     assert givens(refused(tree(model={"num_hidden_layers": "many", "hidden_size": 0}))) == [
         "model: hidden_size: 0",
         "model: num_hidden_layers: 'many'",

@@ -193,9 +193,7 @@ def _optimizer(found: Imported, facts: Facts) -> None:
     found.put(f"learning rate {facts.learning_rate:g}", f"optim.learning_rate={facts.learning_rate:g}")
     schedule = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}.get(facts.schedule, facts.schedule)
     if schedule in ("cosine", "linear", "constant"):
-        more = (
-            () if schedule == "constant" else (f"optim.floor={facts.floor:g}",)
-        )  # theirs fall to 0 where nothing is said
+        more = () if schedule == "constant" else (f"optim.floor={facts.floor:g}",)  # theirs fall to 0
         found.put(f"schedule {facts.schedule}", f"optim.schedule={schedule}", *more)
     else:
         found.left.append(
