@@ -1,4 +1,4 @@
-"""A run on a GPU that is killed, stopped, and too large: what windlass promises of each.
+"""A run on a GPU that is killed, one that is stopped, and one that cannot fit: what windlass promises of each.
 
     python benchmarks/gpu/faults.py --minutes 4
     python benchmarks/gpu/faults.py --device cpu --tiny --out trial.json        # tries the script

@@ -5,7 +5,7 @@
 
 GPT-2 124M, 500 steps of 8,192 tokens, `windlass train` itself. The text is real and on every machine that can run this: the
 Python source files of the installed packages. All runs have the same weights and tokens at the start, but for the one with
-another seed, which says how far apart two runs are for no reason that matters. `training`: the mean loss of the last fifth of the
+another seed, which shows how far apart two runs are by chance. `training`: the mean loss of the last fifth of the
 steps. `validation`: the loss of held-out files after the last step. Both in nats per token.
 """
 

@@ -41,7 +41,7 @@ PreparedPlace = Annotated[
 
 
 def check_run(path: Path) -> Path:
-    """Where a run is to be named. Raises UserError for a recipe, with the directory of its run."""
+    """The RUN of a command. Raises UserError for a recipe, and says which directory its run has."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
     from windlass.config import load_recipe

@@ -17,13 +17,13 @@ NOT_YET: Final = {
 OPTION: Final = re.compile(r"--([a-z][a-z_0-9-]*(?:\.[a-z_0-9]+)*)(?:=(.*))?", re.DOTALL)
 
 
-WORDS: Final = {
+PLAIN: Final = {
     r"Input should be less than or equal to (\S+)": r"it is at most \1",
     r"Input should be greater than or equal to (\S+)": r"it is at least \1",
     r"Input should be a valid integer.*": "it is a whole number",
     r"Input should be a valid number.*": "it is a number",
 }
-"""What the library says of an option's value -> in words."""
+"""What pydantic says of an option's value -> what is printed."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -33,8 +33,8 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            found = (re.sub(pattern, words, error.message) for pattern, words in WORDS.items())
-            error.message = next((words for words in found if words != error.message), error.message)
+            found = (re.sub(pattern, plain, error.message) for pattern, plain in PLAIN.items())
+            error.message = next((plain for plain in found if plain != error.message), error.message)
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -64,7 +64,7 @@ def _check_settings(command: str, own: set[str], words: list[str]) -> None:
 
 
 def _setting(name: str, value: str) -> str:
-    """What to write; '' where it is no setting."""
+    """What to write instead of `--name value`; '' where that is no setting."""
     if "." in name:
         return f"write {name}={value}"
     from windlass.keys import sections  # with every config: needed for a mistake alone

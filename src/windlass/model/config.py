@@ -257,7 +257,7 @@ def _checked(fields: dict[str, Any]) -> Family:
 
 
 def _wrong_values(known: Mapping[str, Any], family: type[Family]) -> Iterator[UserError]:
-    """Of the family's own fields, so that they are listed beside those that it does not know."""
+    """Mistakes in the fields that the family knows, to be listed beside the fields that it does not."""
     try:
         family(**known)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from windlass.other_names.answers import as_yaml
 
 
 def take_shared(keys: Keys, facts: Facts) -> None:
-    """Steps, rate, schedule, ZeRO's stage, sinks, seed."""
+    """Steps, learning rate with its floor and warm-up, intervals, ZeRO's stage, sinks, seed."""
     if (steps := keys.count("max_steps", -1)) > 0:
         facts.steps = steps
     facts.learning_rate = keys.number("learning_rate", 5e-5)
@@ -35,14 +35,14 @@ def take_shared(keys: Keys, facts: Facts) -> None:
 
 
 def _floor(keys: Keys, facts: Facts) -> None:
-    """What the learning rate falls to: a share of its peak, in axolotl by a key of its own, else as transformers has it."""
+    """What the learning rate falls to, as a share of its peak: by axolotl's own key, or by those of transformers' schedules."""
     more = keys.section("lr_scheduler_kwargs")
     facts.floor = keys.number("cosine_min_lr_ratio", more.number("min_lr_rate", 0.0))
     if (least := more.number("min_lr", 0.0)) and facts.learning_rate:
         facts.floor = least / facts.learning_rate
     for key, value in more.left.items():
         facts.left.append(
-            (f"{key} of lr_scheduler_kwargs: {as_yaml(value)}", "optim has kind, floor and warm-up of a schedule")
+            (f"{key} of lr_scheduler_kwargs: {as_yaml(value)}", "a schedule here has a kind, a floor and a warm-up")
         )
     if not 0 <= facts.floor <= 1:
         facts.left.append(

@@ -156,8 +156,8 @@ def read_rows(
 
 
 def _check_no_rows(whole: bytes, where: str) -> None:
-    """Raises UserError where the first lines of a text are JSON objects, and its name, as `dump`, `dump.txt` or `shard.00001.xz`,
-    says nothing else. Of a `.log` such lines are the text."""
+    """Raises UserError where the first lines of a text are JSON objects: files called `dump`, `dump.txt` or `shard.00001.xz` hold
+    rows then. A `.log` of such lines is one text."""
     stem = compression.without_compression(_name_in(where).rpartition("/")[2])
     if stem.lower().endswith(".log") or not whole.startswith(b"{"):
         return

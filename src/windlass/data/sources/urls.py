@@ -153,7 +153,7 @@ def refused_url(url: str, error: Exception) -> UserError:
     if HIDDEN in url:
         return UserError(
             f"{url} has {HIDDEN} where its secret was",
-            "what a run keeps of its recipe hides the secrets of URLs",
+            "the copy of a recipe that a run keeps hides the secrets of URLs",
             "give the recipe that the run began with, or write the secret as ${NAME}",
         )
     causes = list(_causes(error))
