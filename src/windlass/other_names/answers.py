@@ -3,6 +3,7 @@
 Nothing is translated silently: two names for one setting would be two places to look.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -131,5 +132,7 @@ def as_yaml(value: Any) -> str:
         return "null"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)  # on one line, whatever it holds
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f'"{text}"' if isinstance(value, str) and text.isdigit() else text  # a number in quotes is text

@@ -112,7 +112,7 @@ TABLE: Final = (
     OtherName("parallel", "backward_prefetch fsdp_backward_prefetch", _FSDP, _AHEAD),
     OtherName("parallel", "use_orig_params fsdp_use_orig_params", _FSDP, _OWN_NAMES),
     OtherName("parallel", "sync_module_states fsdp_sync_module_states", _FSDP, "nothing (every rank fills its own shard)"),
-    OtherName("parallel", "limit_all_gathers", "FSDP1", "nothing (FSDP2 needs no such limit)"),
+    OtherName("parallel", "limit_all_gathers fsdp_limit_all_gathers", "FSDP1", "nothing (FSDP2 needs no such limit)"),
     OtherName("parallel", "min_num_params auto_wrap_policy fsdp_auto_wrap_policy", _FSDP, _UNIT),
     OtherName("parallel", "fsdp_transformer_layer_cls_to_wrap", "accelerate", _UNIT),
     OtherName("parallel", "find_unused_parameters", "DDP", "nothing (a parameter without a gradient stops the run)"),
@@ -123,7 +123,7 @@ TABLE: Final = (
     OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _switch("fp16")),
     OtherName("precision", "fp8 float8", "axolotl, torchtitan", _switch("fp8")),
     OtherName("precision", "pure_bf16", "LLaMA-Factory", ("precision.policy=bf16-pure", _ALONE)),
-    OtherName("precision", "tf32", "transformers", _switch("tf32")),
+    OtherName("precision", "tf32", "transformers", "nothing (whether products of fp32 run in TF32 is torch's setting)"),
     OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),
     OtherName("precision", "mixed_precision_output", "torchtitan", _dtype("output")),
@@ -166,7 +166,7 @@ def absent(key: str, value: Any) -> str | None:
         return _DORA
     if key in ("adapter", "adapter.kind") and isinstance(value, list):
         return "several adapters in one run are not in this version: a matrix carries one pair of factors"
-    word = str(value).lower()
+    word = "reward" if key.endswith("reward_model") and value is True else str(value).lower()
     return _OTHER_ADAPTERS.get(word) or (_ABSENT[word].format(word.upper()) if word in _ABSENT else None)
 
 

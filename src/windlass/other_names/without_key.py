@@ -67,6 +67,7 @@ TOP: Final[dict[str, str]] = {
     "the chat template of data.tokenizer.from": "chat_template template",
     "a tokenizer that has them (the page Finetune on chats shows how)": "special_tokens tokens",
     "nothing (every answer of the assistant is learned, and nothing else)": "roles_to_train mask_history",
+    "nothing (an answer is learned with the end of its turn)": "eot_tokens train_on_eot train_on_eos",
     "nothing (model.from and data.tokenizer.from say it)": "base_model_config tokenizer_type tokenizer_config model_type",
     "nothing (documents are always packed, and validation as training)":
         "eval_sample_packing pad_to_sequence_len pad_to_max_length group_by_length",
@@ -87,13 +88,21 @@ TOP: Final[dict[str, str]] = {
     "nothing (a parameter without a gradient stops the run)": "ddp_find_unused_parameters",
     "nothing (a recipe is always checked whole)": "strict",
     "--quiet or --json": "python_log_level log_level",
-    "nothing (weights are read one rank's part at a time)": "low_cpu_ram low_cpu_mem_usage",
+    "nothing (weights are read one rank's part at a time)":
+        "low_cpu_ram low_cpu_mem_usage cpu_ram_efficient_loading fsdp_cpu_ram_efficient_loading",
     "nothing (`windlass export` writes an adapter by itself)": "save_adapter_weights_only",
     "objective.label_smoothing on pairs, else nothing (the loss of tokens is not smoothed)":
         "label_smoothing_factor label_smoothing",
     _NOT("noise on embeddings"): "neftune_noise_alpha",
     _NOT("fused kernels of Liger or Unsloth; parallel.compile=true fuses by torch"):
-        "use_liger_kernel enable_liger_kernel use_unsloth",
+        "use_liger_kernel enable_liger_kernel use_unsloth use_kernels use_v1_kernels liger_rms_norm liger_rms_norm_gated "
+        "liger_glu_activation liger_layer_norm liger_rope liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
+        "lora_mlp_kernel lora_qkv_kernel lora_o_kernel unsloth_cross_entropy_loss",
+    "nothing (layouts are FSDP2's, and every rank saves its own part)":
+        "fsdp_version state_dict_type fsdp_state_dict_type fsdp_final_state_dict_type final_state_dict_type",
+    "nothing (a unit is a block)": "transformer_layer_cls_to_wrap fsdp_transformer_layer_cls_to_wrap",
+    "nothing (models here read text alone)": "processor_type processor image_max_pixels video_max_pixels image_size "
+                                             "image_resize_algorithm freeze_vision_tower freeze_multi_modal_projector",
     _NOT("a stop by the validation loss; checkpoint.keep_best=1 keeps the best"): "early_stopping_patience early_stopping",
     _NOT("shifted sparse attention; parallel.context cuts long sequences"): "s2_attention shift_attn",
     _NOT("optimizers on projected or rotating parameters; adapter.kind=lora has few states"):

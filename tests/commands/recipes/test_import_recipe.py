@@ -478,6 +478,33 @@ def test_data_sets_of_torchtune_in_a_list_are_sources_each():
         ({**FACTORY, "stage": "dpo", "pref_loss": "kto_pair"}, "pref_loss: kto_pair", "of another tool's objectives"),
         ({**FACTORY, "finetuning_type": "freeze"}, "finetuning_type: freeze", "a run trains all parameters or LoRA's"),
         ({**FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft", "OFT is not in this version"),
+        ({**AXOLOTL, "reward_model": True}, "reward_model: true", "reward models are not in this version"),
+        (
+            {**AXOLOTL, "process_reward_model": True},
+            "process_reward_model: true",
+            "reward models are not in this version",
+        ),
+        ({**AXOLOTL, "qat": {"weight_dtype": "int4"}}, "qat: {weight_dtype: int4}", "training with weights rounded"),
+        ({**AXOLOTL, "kd_trainer": True}, "kd_trainer: true", "learning from a teacher's outputs"),
+        (
+            {**AXOLOTL, "plugins": ["a.liger.LigerPlugin", "a.diffusion.DiffusionPlugin"]},
+            "plugins: ['a.liger.LigerPlugin', 'a.diffusion.DiffusionPlugin']",
+            "a diffusion objective is not in this version",
+        ),
+        (
+            {
+                **TUNE_FILE,
+                "dataset": {"source": "a/b"},
+                "quantizer": {"_component_": "t.q.Int8DynActInt4WeightQATQuantizer"},
+            },
+            "quantizer: Int8DynActInt4WeightQATQuantizer",
+            "training with weights rounded",
+        ),
+        (
+            {**TUNE_FILE, "dataset": {"source": "a/b"}, "teacher_model": {"_component_": "t.models.qwen2.qwen2_1_5b"}},
+            "teacher_model: qwen2_1_5b",
+            "learning from a teacher's outputs",
+        ),
         ({**AXOLOTL, "adapter": "ia3"}, "adapter: ia3", "IA3 is not in this version"),
         ({**AXOLOTL, "adapter": "llama-adapter"}, "adapter: llama-adapter", "a run trains all parameters or LoRA's"),
         (
@@ -492,7 +519,8 @@ def test_what_would_become_another_technique_gives_no_recipe(given, key, rule):
     """These were a finetune on answers (KTO's bad ones too), of all parameters, or by LoRA, with exit code 0."""
     with pytest.raises(UserError) as caught:
         of(given, "torchtune" if "checkpointer" in given else None)
-    assert caught.value.given == key and caught.value.rule.startswith(rule) and "into the file" in caught.value.change
+    assert caught.value.given == key and caught.value.rule.startswith(rule)
+    assert "into the file" in caught.value.change or "from the file" in caught.value.change
 
 
 @pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "CrossEntropyLoss", "LinearCrossEntropyLoss"])
@@ -546,3 +574,65 @@ def test_arguments_of_the_trainer_are_sent_to_init():
     with pytest.raises(UserError, match="name the tool") as caught:
         of({"learning_rate": 1e-4, "max_steps": 10})
     assert "`windlass init`" in caught.value.change
+
+
+@pytest.mark.parametrize("keys", [{"bf16": "auto", "tf32": True}, {"tf32": True, "bf16": True, "fp16": None}])
+def test_tf32_beside_bf16_is_bf16(keys):
+    """It says how products of fp32 are made. Such files, nearly all of axolotl's examples, were imported as fp32."""
+    found = of({**AXOLOTL, **keys})
+    assert found.tree["precision"] == {"policy": "bf16"}
+    assert ("tf32: true", "nothing (whether products of fp32 run in TF32 is torch's setting)") in found.left
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0.1, 100), (10, 10)])
+def test_a_warm_up_below_1_is_a_share_of_the_steps(given, steps):
+    assert of({**AXOLOTL, "max_steps": 1000, "warmup_steps": given}).tree["optim"]["warmup_steps"] == steps
+
+
+def test_a_value_of_several_lines_is_one_comment():
+    found = of({**AXOLOTL, "swanlab_description": "one\n- two\n", "datasets": [{"path": "a/b", "separator": "\n"}]})
+    text = found.text("file.yaml")
+    assert '# swanlab_description: "one\\n- two\\n": no key of this version does what it does\n' in text
+    parse_recipe(text, "file.yaml")
+
+
+@pytest.mark.parametrize(("more", "shard"), [({}, 4), ({"dp_shard_size": 2}, 8)])
+def test_ranks_of_axolotls_experts_are_ranks_that_share_parameters(more, shard):
+    parallel = of({**AXOLOTL, "expert_parallel_size": 4, **more}).tree["parallel"]
+    assert (parallel["expert"], parallel["shard"]) == (4, shard)
+
+
+@pytest.mark.parametrize(
+    ("split", "ours", "left"),
+    [
+        ("train", {"split": "train"}, []),
+        ("train[:500]", {"split": "train", "documents": 500}, []),
+        ("train[:20%]", {"split": "train"}, ["split of a/b: train[:20%]"]),
+        ("train[10:20]", {"split": "train"}, ["split of a/b: train[10:20]"]),
+    ],
+)
+def test_a_slice_of_a_split(split, ours, left):
+    for found in (
+        of({**AXOLOTL, "warmup_steps": 1, "datasets": [{"path": "a/b", "split": split}]}),
+        tuned({"_component_": "alpaca_dataset", "source": "a/b", "split": split}, clip_grad_norm=1.0),
+    ):
+        source = found.tree["data"]["sources"][0]
+        assert {key: source[key] for key in ("split", "documents") if key in source} == ours
+        assert [given for given, _ in found.left] == left
+
+
+def test_the_end_of_torchtunes_data_set_is_a_share_and_another_set_is_validation():
+    begin, end = ({"_component_": "alpaca_dataset", "split": f"train[{part}]"} for part in (":95%", "95%:"))
+    component = "torchtune.datasets.alpaca_dataset"
+    share = tuned(begin, dataset_val={**end, "_component_": component})
+    assert share.tree["data"]["validation"] == 0.05 and share.tree["data"]["sources"][0]["split"] == "train"
+    assert not any("split" in given for given, _ in share.left)
+    other = tuned(begin, dataset_val={"_component_": component, "source": "c/d", "split": "test"})
+    assert other.tree["data"]["validation"] == {
+        "hub": "c/d", "split": "test", "format": "chat", "rows": "alpaca", "too_long": "drop",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "kind"), [({}, "muon"), ({"adapter": "lora"}, None)])
+def test_muon_is_ours_where_whole_matrices_are_trained(more, kind):
+    assert of({**AXOLOTL, "optimizer": "muon", **more}).tree["optim"].get("kind") == kind

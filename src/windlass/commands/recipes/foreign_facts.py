@@ -106,6 +106,15 @@ def source_of(name: str) -> dict[str, Any]:
     return {"hub": name}
 
 
+def split_of(given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A split of the hub as datasets writes it: train, train[:1000], train[:20%] -> keys of our source, and what they leave."""
+    name, _, part = str(given).partition("[")
+    first, _, end = part.rstrip("]").partition(":")
+    if not first and end.isdecimal() and int(end):
+        return {"split": name, "documents": int(end)}, {}
+    return {"split": name}, {"split": given} if part else {}
+
+
 def listed_values(value: Any) -> list[Any]:
     if value is None:
         return []

@@ -7,7 +7,8 @@ Defaults are theirs: of axolotl's configuration schemas, and of LLaMA-Factory's 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, listed_values, source_of
+from windlass.commands.recipes.factory_v1_file import first_words, is_v1
+from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
 from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
@@ -27,25 +28,40 @@ TOOLS: Final = {
     },
     "torchtune": {"tokenizer", "checkpointer", "model", "dataset", "optimizer", "loss", "metric_logger"},
 }
-OBJECTIVES: Final = {"rl", "stage", "pref_loss", "dpo_loss"}
+NOT_HERE: Final = {
+    "qat": "training with weights rounded as a quantized model's (QAT)",
+    "quantizer": "training with weights rounded as a quantized model's (QAT)",
+    **dict.fromkeys(
+        ("kd_trainer", "teacher_model", "teacher_checkpointer", "kd_loss"), "learning from a teacher's outputs"
+    ),
+    "diffusion": "a diffusion objective",
+}
+"""Keys of training that would be a plain finetune without them. Of axolotl's plugins by the end of their names too."""
+PLUGINS: Final = {"KDPlugin": "kd_trainer", "DiffusionPlugin": "diffusion"}
+OBJECTIVES: Final = {"rl", "stage", "pref_loss", "dpo_loss", "reward_model", "process_reward_model"}
 # what they decide is derived here, or is how those tools run
 SILENT: Final = {
     "do_train", "do_eval", "overwrite_output_dir", "overwrite_cache", "plot_loss", "ddp_timeout", "strict", "trust_remote_code",
     "group_by_length", "pad_to_sequence_len", "flash_attention", "flash_attn", "xformers_attention", "sdp_attention",
     "is_llama_derived_model", "model_type", "tokenizer_type", "preprocessing_num_workers", "dataset_num_proc",
-    "per_device_eval_batch_size", "eval_batch_size", "eval_strategy", "save_strategy", "device", "shuffle", "loss",
-    "profiler", "wandb_entity", "wandb_watch", "wandb_log_model", "dataloader_num_workers", "dataset_processes", "debug",
+    "per_device_eval_batch_size", "eval_batch_size", "batch_size_val", "eval_strategy", "save_strategy", "device", "shuffle",
+    "loss", "profiler", "kernel_config", "model_class", "sample_backend", "max_new_tokens", "batching_workers", "dist_timeout",
+    "wandb_entity", "wandb_watch", "wandb_log_model", "dataloader_num_workers", "dataset_processes", "debug",
 }  # fmt: skip
 
 
-def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, Any]) -> Facts:
-    """Raises UserError for a file of none of these tools, or of several, and for values that are none."""
+def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, Any], ranks: int = 1) -> Facts:
+    """`datasets`: LLaMA-Factory's descriptions of data sets. `ranks`: processes that the file was meant for. Raises UserError for
+    a file of none of these tools, or of several, and for values that are none."""
     if not isinstance(given, Mapping):
         raise UserError(f"{name} holds {type(given).__name__}", "a recipe is a mapping of keys", "give a recipe's file")
     if tool is not None and tool not in TOOLS:
         raise UserError(
             f"--tool {tool}", f"files of {', '.join(TOOLS)} are read", nearest(tool, list(TOOLS)) + "choose one"
         )
+    if tool in (None, "llama-factory") and is_v1(given):
+        given, datasets = first_words(given, datasets, ranks)
+        tool = "llama-factory"
     hits = {one: len(keys & set(given)) for one, keys in TOOLS.items()}
     best = max(hits.values())
     likely = [one for one, number in hits.items() if number == best]
@@ -59,6 +75,7 @@ def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, A
     keys = Keys(given)
     for key in OBJECTIVES & keys.left.keys():
         _check_objective(key, keys.left[key])
+    _check_technique(keys)
     match tool or likely[0]:
         case "axolotl":
             facts = _axolotl(keys)
@@ -89,6 +106,10 @@ def _axolotl(keys: Keys) -> Facts:
     if not {"warmup_steps", "warmup_ratio"} & set(keys.left):
         keys.left["warmup_ratio"], facts.warmup_limit = 0.03, 100  # where neither is given
     take_shared(keys, facts)
+    if (experts := keys.count("expert_parallel_size", 1)) > 1:
+        shards = experts * keys.count("dp_shard_size", 1)  # there the two are axes of their own
+        ours = f"parallel.expert={experts} parallel.shard={shards}"
+        facts.settings.append((f"expert_parallel_size: {experts}, times dp_shard_size", ours))
     adapter = keys.take("adapter")
     if adapter is not None:
         ours = _adapter("adapter", adapter)
@@ -120,11 +141,12 @@ def _entry(entry: Any) -> list[Rows]:
         names.text("role", "role") or "",
         names.text("content", "content") or "",
     )
-    named = (("subset", "name"), ("split", "split"), ("revision", "revision"))
-    hub = {ours: given.take(key) for ours, key in named if key in given.left}
+    hub = {ours: given.take(key) for ours, key in (("subset", "name"), ("revision", "revision")) if key in given.left}
+    part, rest_of_split = split_of(given.take("split")) if "split" in given.left else ({}, {})
+    hub |= part
     sources, column = [source_of(one) for one in places], given.take("field")
     given.take("ds_type")  # a file's ending says it
-    left = [given.left, *({} for _ in places[1:])]
+    left = [given.left | rest_of_split, *({} for _ in places[1:])]
     return [
         Rows(source | hub if "hub" in source else source, place or one, kind, column, *turns, left=rest)
         for one, source, rest in zip(places, sources, left, strict=True)
@@ -183,7 +205,10 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
     """A dataset as LLaMA-Factory's dataset_info.json describes it."""
     source = source_of(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
     if "hub" in source:
-        source |= {key: str(info.take(key)) for key in ("subset", "split") if key in info.left}
+        source |= {"subset": str(info.take("subset"))} if "subset" in info.left else {}
+        part, left = split_of(info.take("split", ""))
+        source |= part if part["split"] else {}
+        info.left |= left
     columns, tags = info.section("columns"), info.section("tags")
     prompt = columns.text("prompt", "instruction") or ""
     if is_text:
@@ -211,8 +236,27 @@ def _check_objective(key: str, value: Any) -> None:
         raise UserError(
             f"{key}: {as_yaml(value)}",
             reason or "of another tool's objectives pt, sft, dpo, ipo, robust, hinge, simpo and orpo are known here",
-            f"write into the file what the run is to learn, for example {key}: {'sigmoid' if 'loss' in key else 'dpo'} "
+            "write into the file what the run is to learn, for example "
+            f"{'rl' if 'reward' in key else key}: {'sigmoid' if 'loss' in key else 'dpo'} "
             f"where the rows are pairs; here that is {INSTEAD}",
+        )
+
+
+def _check_technique(keys: Keys) -> None:
+    """Raises UserError for training that is not here, which would go on as a plain finetune."""
+    found = [(key, key) for key in keys.left if key in NOT_HERE and keys.left[key] is not False]
+    found += [
+        ("plugins", PLUGINS[last])
+        for one in listed_values(keys.left.get("plugins"))
+        if (last := last_part(one)) in PLUGINS
+    ]
+    for key, kind in found:
+        given = keys.left[key]
+        part = last_part(given["_component_"]) if isinstance(given, Mapping) and "_component_" in given else given
+        raise UserError(
+            f"{key}: {as_yaml(part)}",
+            f"{NOT_HERE[kind]} is not in this version",
+            f"remove {key} from the file for a finetune without it",
         )
 
 

@@ -37,7 +37,8 @@ OF_A_SET: Final = {
     "roles_to_train": "the assistant's answers are learned; `weight: 0` of a message leaves one out",
     "train_on_eos": "an answer is learned with its end",
     "train_on_eot": "an answer is learned with its end",
-    **dict.fromkeys(("shards", "num_samples"), "`documents: N` or `rows: first:end` of the source"),
+    "split": "a share of a split is counted in rows here: `documents: N` of the source",
+    **dict.fromkeys(("shards", "num_samples", "size"), "`documents: N` or `rows: first:end` of the source"),
 }  # of a data set
 SPEAKERS: Final = {"human": "user", "gpt": "assistant", "system": "system"}  # ShareGPT's
 TEXTS, CHATS = ("completion", "pretrain"), ("chat", "sharegpt")
@@ -79,8 +80,9 @@ def import_recipe(
     given: Any, name: str, *, tool: str | None, ranks: int, datasets: Mapping[str, Any] | None = None
 ) -> Imported:
     """`given`: what the file `name` holds. `tool`: whose it is, where its keys do not say it. `ranks`: processes that it was
-    meant for. `datasets`: LLaMA-Factory's dataset_info.json. Raises UserError for a file of no such tool."""
-    facts = read_facts(given, name, tool, datasets or {})
+    meant for. `datasets`: LLaMA-Factory's dataset_info.json, or the file of v1's `train_dataset`. Raises UserError for a file of
+    no such tool."""
+    facts = read_facts(given, name, tool, datasets or {}, ranks)
     found = Imported(facts.tool, silent=facts.silent)
     if facts.base is None:
         raise UserError(
@@ -201,7 +203,10 @@ def _optimizer(found: Imported, facts: Facts) -> None:
         )
     found.put(f"weight decay {facts.weight_decay:g}", f"optim.weight_decay={facts.weight_decay:g}")
     found.put(f"beta2 {facts.beta2:g}", f"optim.beta2={facts.beta2:g}")
-    if facts.optimizer and "adamw" not in facts.optimizer.lower():
+    is_adapted = found.tree.get("adapter", {}).get("kind") == "lora"
+    if facts.optimizer and "muon" in facts.optimizer.lower() and not is_adapted:
+        found.put(f"optimizer {facts.optimizer}", "optim.kind=muon")
+    elif facts.optimizer and "adamw" not in facts.optimizer.lower():
         found.left.append((f"optimizer {facts.optimizer}", "optim.kind is adamw or muon; the recipe has adamw"))
     elif facts.optimizer and "8bit" in facts.optimizer.lower():
         found.left.append((f"optimizer {facts.optimizer}", "states are fp32 or bf16 (precision.states), never 8 bits"))

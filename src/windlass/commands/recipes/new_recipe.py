@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from windlass.commands.recipes.factory_v1_file import is_list
 from windlass.commands.recipes.first_rows import (
     MANY,
     Kind,
@@ -60,8 +61,7 @@ def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> t
     _check_new(out)
     text, name = recipe_text(file)
     given = parse_yaml(text, name)
-    folder = given.get("dataset_dir", "data") if isinstance(given, dict) else "data"
-    found = import_recipe(given, file.name, tool=tool, ranks=ranks, datasets=_datasets(Path(str(folder)) / DATASETS))
+    found = import_recipe(given, file.name, tool=tool, ranks=ranks, datasets=_datasets(given))
     recipe = found.text(file.name)
     try:
         parse_recipe(recipe, f"the recipe from {name}")
@@ -248,9 +248,14 @@ def _check_new(out: Path | None) -> None:
         )
 
 
-def _datasets(file: Path) -> dict[str, object]:
+def _datasets(given: object) -> dict[str, object]:
+    """How a file of LLaMA-Factory's describes the data sets that a recipe of its names; empty where it is not here."""
+    keys = given if isinstance(given, dict) else {}
+    listed = keys.get("train_dataset")  # of v1: such a file itself, or data
+    file = Path(str(listed)) if is_list(listed) else Path(str(keys.get("dataset_dir", "data"))) / DATASETS
     try:
-        found = json.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        found = parse_yaml(text, str(file)) if is_list(listed) else json.loads(text)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,8 @@ def take_shared(keys: Keys, facts: Facts) -> None:
         facts.steps = steps
     facts.learning_rate = keys.number("learning_rate", 5e-5)
     facts.weight_decay, facts.beta2 = keys.number("weight_decay", 0.0), keys.number("adam_beta2", 0.999)
+    if isinstance(warmup := keys.left.get("warmup_steps"), float) and 0 < warmup < 1:  # since transformers 5
+        keys.left["warmup_ratio"] = keys.take("warmup_steps")
     facts.warmup_steps, facts.warmup_ratio = keys.count("warmup_steps", 0), keys.number("warmup_ratio", 0.0)
     deepspeed = keys.take("deepspeed")
     if isinstance(deepspeed, str) and (stage := re.search(r"(?:zero|z)_?([0-3])", deepspeed.lower())):

@@ -1,9 +1,10 @@
 """A recipe of torchtune's: sections that each name a component of Python, with its arguments. No torch."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of
+from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
 from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import INSTEAD
@@ -51,8 +52,8 @@ def read_torchtune(keys: Keys) -> Facts:
     _optimizer(optimizer, schedule, keys, facts)
     _adapter(model, facts)
     _switches(keys, facts)
-    for data in datasets:
-        _data(data, facts)
+    _validation(datasets, keys.section("dataset_val"), facts)
+    facts.sources = [_rows(data, facts) for data in datasets]
     for section, rest in (
         ("checkpointer", checkpointer),
         ("tokenizer", tokenizer),
@@ -112,7 +113,19 @@ def _listed(datasets: Any) -> list[Any]:
     return datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
 
 
-def _data(data: Keys, facts: Facts) -> None:
+def _validation(datasets: list[Keys], scored: Keys, facts: Facts) -> None:
+    """`dataset_val`: the end of the one data set, whose beginning is trained on, or a set of its own."""
+    if not scored.left:
+        return
+    trained = datasets[0].left if len(datasets) == 1 else {}
+    border = re.fullmatch(r"(\w+)\[:(\d+)%\]", str(trained.get("split")))
+    if border and scored.left == {**trained, "split": f"{border[1]}[{border[2]}%:]"} and 0 < int(border[2]) < 100:
+        facts.validation, trained["split"] = (100 - int(border[2])) / 100, border[1]
+    else:
+        facts.validation_rows = _rows(scored, facts)
+
+
+def _rows(data: Keys, facts: Facts) -> Rows:
     """One data set. Raises UserError where the file does not say which one: a recipe would learn from another."""
     component = last_part(data.take("_component_", ""))
     file, source = data.take("data_files"), data.take("source")
@@ -125,15 +138,15 @@ def _data(data: Keys, facts: Facts) -> None:
             "add dataset.source, a name of the hub, or dataset.data_files to the file",
         )
     found = source_of(str(file or source)) if file or source else dict(BUILDERS[component])
-    if "hub" in found and data.left.get("split"):
-        found["split"] = data.take("split")
+    part, left = split_of(data.take("split", "")) if "hub" in found else ({}, {})
+    found |= part if part.get("split") else {}
     kind = KINDS.get(component, component.removesuffix("_dataset") or "chat")
     column = data.take("column") or COLUMNS.get(component)
     is_shared = data.take("conversation_style", "sharegpt" if kind == "sharegpt" else "openai") == "sharegpt"
     messages, role, content = SHAREGPT if is_shared else ("messages", "role", "content")
     messages = data.text("conversation_column", messages if kind == "sharegpt" else "messages") or ""
     name = str(file or source or found["hub"])
-    facts.sources.append(Rows(found, name, kind, column, messages, role, content))
+    return Rows(found, name, kind, column, messages, role, content, left=left)
 
 
 def _adapter(model: Keys, facts: Facts) -> None:
