@@ -3,15 +3,19 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
 
 import pytest
 
+from tests import tiny
+from tests.report.sinks.wandb_server import Wandb
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 from windlass.report.sinks.sink import SentRun
+from windlass.training.loop import train
 
 ID = "0123456789abcdef"
 
@@ -87,3 +91,42 @@ def test_the_package_writes_a_run_of_that_id_offline(tmp_path):
     assert (done.returncode, done.stdout) == (0, "wandb: 2 lines sent\n"), done.stderr
     (file,) = (run / "sinks" / "wandb").glob(f"offline-run-*-{ID}/run-{ID}.wandb")
     assert b"train/loss" in file.read_bytes()
+
+
+@pytest.mark.long
+def test_wandb_itself_reads_a_run_and_its_resume_back_as_one_run(tmp_path, monkeypatch):
+    """The run does steps 4 to 6 twice, since its last checkpoint is lost. What `wandb sync` reads in the two offline files has
+    the run's one id, every step once, and the values of events.jsonl."""
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("the extra wandb is not installed: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for steps in (6, 8):
+        config = tiny.recipe(
+            tmp_path, run={"steps": steps}, report={"every_steps": 1, "sinks": ["wandb"], "project": "project"}
+        )
+        train(config)
+        shutil.rmtree(config.run.directory / "checkpoints" / "step-00000006", ignore_errors=True)
+    run_id = json.loads((config.run.directory / "run.json").read_text())["run_id"]
+    folders = sorted((config.run.directory / "sinks" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 2
+    with Wandb() as server:
+        account = {"WANDB_MODE": "online", "WANDB_BASE_URL": server.address, "WANDB_API_KEY": "0" * 40}
+        command = [sys.executable, "-m", "wandb", "sync", *map(str, folders)]
+        environment = {**os.environ, **account, "WANDB_ERROR_REPORTING": "false"}
+        settings = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run(command, check=False, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(server.histories) == [run_id] and server.names == {run_id: "run"}
+    read = [json.loads(line) for line in server.histories[run_id]]
+    first = {}  # of a step that was done twice
+    for line in tiny.lines(config.run.directory):
+        if line["kind"] in ("step", "validation"):
+            first.setdefault((line["kind"], line["step"]), line["loss"])
+    for kind, name in (("step", "train/loss"), ("validation", "validation/validation/loss")):
+        assert [(line["step"], line[name]) for line in read if name in line] == sorted(
+            (step, loss) for (one, step), loss in first.items() if one == kind
+        )
+    assert [step for kind, step in sorted(first) if kind == "step"] == list(range(1, 9))
+    (settings,) = [config["run"]["value"] for config in server.configs[run_id] if "run" in config][:1]
+    assert settings["steps"] == 6 and settings["directory"].endswith("/run")
