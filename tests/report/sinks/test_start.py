@@ -7,13 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from tests import tiny
+from windlass.config import to_yaml
 from windlass.report.events import EventLog
 from windlass.report.sinks import start as room
 from windlass.report.sinks.start import following, sending
 
+ROOT = Path(__file__).parents[3]
 ID = "0123456789abcdef"
 CHILD = """
 import os, sys, pathlib
@@ -23,6 +27,27 @@ run = pathlib.Path(sys.argv[1])
 sys.stdin.read()
 (run / "ended").write_text((run / "events.jsonl").read_text())
 """
+
+COUNTED = """
+import json, sys
+from pathlib import Path
+from counting import Count
+from windlass.config import load_recipe
+from windlass.model.transformer import Decoder
+from windlass.training.loop import train
+class Mine:
+    def numbers(self, step, time_s, values): ...
+    def flush(self): ...
+    def close(self): ...
+recipe = Path(sys.argv[1])
+count = Count(Decoder.forward.__code__)
+count.start()
+train(load_recipe(recipe), sinks=[Mine()] if recipe.stem == "with" else [])
+found = count.per_step() | {"modules": sorted(sys.modules)}
+recipe.with_suffix(".json").write_text(json.dumps(found))
+"""
+BY_CHANCE = ("windlass/units.py", "report/console.py", "threading.py", "queue.py", "/loader.py")
+"""Whose calls depend on the digits that are printed, or on whether another thread is late."""
 
 
 @pytest.fixture
@@ -133,3 +158,31 @@ def test_an_object_that_hangs_is_left_behind_and_named(run):
         pass
     sink.goes_on.set()
     assert said == ["Hangs is still sent what the run logged; a resume goes on from there"]
+
+
+def calls_per_step(base, name, sinks):
+    """What the training thread of a run that logs every step calls, as benchmarks/counting.py counts: function -> times."""
+    config = tiny.recipe(base, name, run={"steps": 52, "tokens_per_step": 32}, report={"every_steps": 1, "sinks": sinks},
+                         checkpoint={"every_steps": 1000}, evaluate={"every_steps": 1000})  # fmt: skip
+    (base / f"{name}.yaml").write_text(to_yaml(config))
+    ways = os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", COUNTED, str(base / f"{name}.yaml")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": ways}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((base / f"{name}.json").read_text())
+    assert not [module for module in found["modules"] if "tensorboard" in module], "the sink's package is in the run"
+    return {name: times for name, times in found["by_function"].items() if not any(part in name for part in BY_CHANCE)}
+
+
+def test_a_step_pays_for_a_sink_the_line_of_the_log_and_no_call_more(tmp_path):
+    """Counted over 20 steps: with TensorBoard and a sink of the script's own every function is called as often as without."""
+    pytest.importorskip("tensorboard")
+    without, found = calls_per_step(tmp_path, "without", []), calls_per_step(tmp_path, "with", ["tensorboard"])
+    assert found["report/events.py:EventLog.write"] == 1.0
+    assert {
+        key: (found.get(key), without.get(key)) for key in {*found, *without} if found.get(key) != without.get(key)
+    } == {}
+    sent = {
+        file.name: json.loads(file.read_text())["sent"]["train"] for file in (tmp_path / "with/sinks").glob("*.json")
+    }
+    assert sent == {"tensorboard.json": 52, "Mine.json": 52}
