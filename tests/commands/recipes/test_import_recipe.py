@@ -213,47 +213,6 @@ def test_texts_with_a_column_are_texts():
     )
 
 
-def test_a_described_dataset_is_where_and_what_it_is():
-    tags = {"role_tag": "role", "content_tag": "content"}
-    info = {
-        "mine": {"file_name": "m.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}
-    }
-    found = of(FACTORY, datasets=info)
-    assert (
-        found.tree["data"]["sources"] == [{"path": "data/m.jsonl", "format": "chat", "too_long": "drop"}]
-        and not found.left
-    )
-    hub = {"hf_hub_url": "org/m", "formatting": "sharegpt", "subset": "en", "split": "train"}
-    found = of({**FACTORY, "dataset_dir": "sets"}, datasets={"mine": hub})
-    assert found.tree["data"]["sources"][0] == {
-        "hub": "org/m", "subset": "en", "split": "train", **SHAREGPT, "too_long": "drop",
-    }  # fmt: skip
-    assert found.left == []
-
-
-@pytest.mark.parametrize(
-    ("columns", "shape"),
-    [
-        ({"response": "answer"}, {"prompt": ["instruction", "input"], "completion": "answer"}),
-        (
-            {"prompt": "q", "query": "context", "system": "persona"},
-            {"prompt": ["q", "context"], "completion": "output", "system": "persona"},
-        ),
-        ({}, "alpaca"),
-    ],
-)
-def test_columns_of_alpaca_become_rows_of_the_source(columns, shape):
-    info = {"mine": {"file_name": "m.jsonl", "columns": {**columns, "history": "before"}, "num_samples": 50}}
-    found = of(FACTORY, datasets=info)
-    assert found.tree["data"]["sources"] == [
-        {"path": "data/m.jsonl", "format": "chat", "rows": shape, "too_long": "drop"}
-    ]
-    assert found.left == [
-        ("num_samples of mine: 50", "`documents: N` or `rows: first:end` of the source"),
-        ("history of mine: before", "no key of this version does what it does"),
-    ]
-
-
 def test_keys_of_a_dataset_that_were_not_taken_are_named():
     names = {"role": "who", "content": "said"}
     entry = {"path": "org/m", "type": "chat_template", "field_messages": "talk", "message_property_mappings": names}

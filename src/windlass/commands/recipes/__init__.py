@@ -8,6 +8,7 @@ first_rows      what the first rows of a file are, and how many differ
 row_lengths     how long conversations are, and what sequences hold them
 import_recipe   facts and keys of another tool -> a recipe, and what it has not
 foreign_files   files of axolotl and LLaMA-Factory, read into facts
+factory_sets    data sets as LLaMA-Factory's dataset_info.json describes them
 factory_v1_file files of LLaMA-Factory's v1 trainer, in the words of its first
 shared_keys     what those two take over from transformers
 torchtune_file  files of torchtune, likewise

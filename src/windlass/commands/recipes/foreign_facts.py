@@ -49,7 +49,7 @@ class Facts:
 class Rows:
     """A source. `kind`: of its rows, in the tool's words. `column`: of a text; `messages`: the key of a conversation's turns;
     `role`, `content`: the keys of a turn; `names`: of alpaca's question (several), answer and system text, where they are not
-    its own; `left`: what else was said of it."""
+    its own; `left`: what else was said of it; `roles`: their role -> ours, where the tool's file says it."""
 
     source: dict[str, Any]
     name: str
@@ -60,6 +60,7 @@ class Rows:
     content: str = "content"
     names: dict[str, Any] = field(default_factory=dict)
     left: dict[str, Any] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
 
 
 class Keys:

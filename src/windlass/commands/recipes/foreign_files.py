@@ -7,6 +7,7 @@ Defaults are theirs: of axolotl's configuration schemas, and of LLaMA-Factory's 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from windlass.commands.recipes.factory_sets import named_set
 from windlass.commands.recipes.factory_v1_file import first_words, is_v1
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
 from windlass.commands.recipes.shared_keys import take_shared
@@ -181,52 +182,15 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     if isinstance(samples := keys.take("max_samples"), int):
         facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
     facts.sources = [
-        _named(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("dataset")))
+        named_set(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("dataset")))
     ]
     scored = [
-        _named(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("eval_dataset")))
+        named_set(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("eval_dataset")))
     ]
     facts.validation_rows = next(iter(scored), None)
     for rows in scored[1:]:
         facts.left.append((f"eval_dataset: {rows.name}", "one set is data.validation; further ones are evaluate.sets"))
     return facts
-
-
-def _named(facts: Facts, name: str, datasets: Mapping[str, Any], folder: Any, stage: str) -> Rows:
-    info = datasets.get(name)
-    rows = _described(name, Keys(info if isinstance(info, Mapping) else {}), folder, stage == "pt")
-    if not info:
-        reason = f"no dataset_info.json describes it; its rows are looked for in {rows.source.get('path', name)}"
-        facts.left.append((f"dataset: {name}", reason))
-    return rows
-
-
-def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
-    """A dataset as LLaMA-Factory's dataset_info.json describes it."""
-    source = source_of(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
-    if "hub" in source:
-        source |= {"subset": str(info.take("subset"))} if "subset" in info.left else {}
-        part, left = split_of(info.take("split", ""))
-        source |= part if part["split"] else {}
-        info.left |= left
-    columns, tags = info.section("columns"), info.section("tags")
-    prompt = columns.text("prompt", "instruction") or ""
-    if is_text:
-        return Rows(source, name, "pretrain", prompt, left=info.left | columns.left)
-    kind = str(info.take("formatting", "alpaca"))
-    if info.take("ranking"):
-        kind = "preference" if (kind, prompt) == ("alpaca", "prompt") else f"{kind} pairs"
-    turns = (
-        columns.text("messages", "conversations") or "",
-        tags.text("role_tag", "from") or "",
-        tags.text("content_tag", "value") or "",
-    )
-    names: dict[str, Any] = {}
-    if kind == "alpaca" and {"query", "response", "system"} & set(columns.left) | {"instruction"} - {prompt}:
-        question = [prompt, columns.take("query", "input")]
-        names = {"prompt": question, "completion": columns.take("response", "output")}
-        names |= {"system": columns.take("system")} if "system" in columns.left else {}
-    return Rows(source, name, kind, None, *turns, names, info.left | columns.left | tags.left)
 
 
 def _check_objective(key: str, value: Any) -> None:

@@ -38,6 +38,7 @@ OF_A_SET: Final = {
     "train_on_eos": "an answer is learned with its end",
     "train_on_eot": "an answer is learned with its end",
     "split": "a share of a split is counted in rows here: `documents: N` of the source",
+    **dict.fromkeys(("images", "videos", "audios"), "models here read text alone"),
     **dict.fromkeys(("shards", "num_samples", "size"), "`documents: N` or `rows: first:end` of the source"),
 }  # of a data set
 SPEAKERS: Final = {"human": "user", "gpt": "assistant", "system": "system"}  # ShareGPT's
@@ -182,12 +183,14 @@ def _shape(rows: Rows) -> str | dict[str, Any] | None:
     if rows.kind == "alpaca":
         return rows.names or "alpaca"
     turns = (rows.messages, rows.role, rows.content)
-    if not rows.kind.startswith(CHATS) or turns == ("messages", "role", "content"):
+    roles = rows.roles or (SPEAKERS if rows.role == "from" else {})
+    is_named = any(theirs != ours for theirs, ours in roles.items())
+    if not rows.kind.startswith(CHATS) or (turns == ("messages", "role", "content") and not is_named):
         return "" if rows.kind.startswith(CHATS) else None
-    if turns == ("conversations", "from", "value"):
+    if turns == ("conversations", "from", "value") and roles.items() <= SPEAKERS.items():
         return "sharegpt"
     own = {key: held for key, held in (("role", rows.role), ("content", rows.content)) if held != key}
-    return {"messages": rows.messages, **own, **({"roles": SPEAKERS} if rows.role == "from" else {})}
+    return {"messages": rows.messages, **own, **({"roles": roles} if is_named else {})}
 
 
 def _optimizer(found: Imported, facts: Facts) -> None:
