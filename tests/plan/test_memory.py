@@ -19,7 +19,7 @@ from windlass.plan.memory import RankMemory
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.masters import has_masters
 from windlass.precision.policy import precision_of
-from windlass.training.open_program import storage_of
+from windlass.training.parts.open_program import storage_of
 from windlass.training.sizing.out_of_memory import local_bytes
 
 ROOMY = MODEL | {

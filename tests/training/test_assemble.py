@@ -1,4 +1,4 @@
-"""A recipe resolved: its length in steps, the model it gets, and what is refused before the first step."""
+"""What is made of a resolved recipe: one console, checks where they are asked for, and what ends a run that has drifted apart."""
 
 import contextlib
 import io
@@ -13,13 +13,12 @@ from torch.distributed.tensor import DTensor
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.data.prepare.prepare import prepare
-from windlass.errors import BadCheckpoint, OutOfSync, UserError, exit_code_of
+from windlass.errors import BadCheckpoint, OutOfSync, exit_code_of
 from windlass.optim.adamw import AdamW
 from windlass.parallel.program import ShardedProgram
 from windlass.runtime import start_runtime
-from windlass.training.assemble import assemble, with_steps
+from windlass.training.assemble import assemble
 from windlass.training.loop import train
-from windlass.training.preflight import shape_of
 from windlass.training.restore import state_tensors
 
 
@@ -27,27 +26,6 @@ from windlass.training.restore import state_tensors
 def prepared(base):
     config = tiny.recipe(base)
     return prepare(config.data, config.evaluate.sets, log=lambda sentence: None)
-
-
-@pytest.mark.parametrize(("length", "steps"), [({"tokens": 1281}, 11), ({"tokens": 1280}, 10), ({"epochs": 2.0}, None)])
-def test_a_length_in_tokens_or_epochs_becomes_whole_steps(base, prepared, length, steps):
-    resolved = with_steps(tiny.recipe(base, run={"steps": None, **length}), prepared)
-    if steps is None:
-        steps = -(-2 * prepared.sets["train"].samples // 8)
-    assert resolved.run.steps == steps
-    assert (resolved.run.tokens, resolved.run.epochs) == (None, None)
-
-
-def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepared):
-    architecture = shape_of(tiny.recipe(base), prepared)
-    assert (architecture.vocab_size, architecture.padded_vocab_size) == (300, 384)
-    assert architecture.eos_token_id == prepared.eos_id
-
-
-def test_epochs_are_held_against_the_warm_up_too(base, prepared):
-    config = tiny.recipe(base, run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 500})
-    with pytest.raises(UserError, match=r"optim.warmup_steps=500 in a run of"):
-        with_steps(config, prepared)
 
 
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
@@ -179,77 +157,3 @@ def test_a_flipped_bit_of_the_frozen_base_ends_the_run(base, prepared, ranks, tm
             continue
         code, raised = found
         assert code == 5 and f"{name} differs between ranks 0 and 1 after step 6\n" in raised
-
-
-class Broken:
-    """A sink, and a listener, that raise."""
-
-    def numbers(self, step, time_s, values):
-        raise OSError("no network")
-
-    def flush(self):
-        pass
-
-    def close(self):
-        pass
-
-
-def test_a_sink_and_a_listener_that_raise_end_no_run(base, capsys):
-    seen = []
-
-    def listen(event):
-        seen.append(event["kind"])
-        event.clear()
-        raise KeyError("mine")
-
-    config = tiny.recipe(base, "broken parts", run={"steps": 2})
-    assert train(config, sinks=[Broken()], on_event=listen).step == 2
-    printed = capsys.readouterr().out
-    assert "Broken is not sent what the run logs: OSError: no network" in printed
-    assert "on_event raised KeyError: 'mine'; the run goes on, and it is not called again" in printed
-    assert seen == ["start"] and [line["kind"] for line in tiny.lines(config.run.directory)][-1] == "end"
-
-
-@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
-def test_a_schedule_that_gives_no_rate_is_refused(base, rate):
-    def mine(_step, _total):
-        return rate
-
-    with pytest.raises(UserError, match=r"the schedule mine gives .* after 0 of 2 steps"):
-        train(tiny.recipe(base, f"rate {rate}", run={"steps": 2}), schedule=mine)
-
-
-def halved(step, total):
-    return 1e-3 / (step + 1)
-
-
-class Marked:
-    """A source that counts its batches."""
-
-    def __init__(self, stream):
-        self._stream, self.read = stream, 0
-
-    def __getattr__(self, name):
-        return getattr(self._stream, name)
-
-    def next(self):
-        self.read += 1
-        return self._stream.next()
-
-
-def train_with_own_parts(config):
-    made = []
-
-    def source(stream):
-        made.append(Marked(stream))
-        return made[0]
-
-    train(config, source=source, schedule=halved)
-    return made[0].read
-
-
-def test_own_parts_on_two_ranks(base, ranks):
-    config = tiny.recipe(base, "own parts", run={"steps": 3})
-    assert ranks.run(2, train_with_own_parts, config) == [3, 3]
-    steps = [line for line in tiny.lines(config.run.directory) if line["kind"] == "step"]
-    assert [line["learning_rate"] for line in steps] == [1e-3, 5e-4, 1e-3 / 3]

@@ -12,7 +12,7 @@ from windlass.data.shards.mds import Reader
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.shares import Shares, Stage
 from windlass.errors import UserError
-from windlass.training.open_data import by_source
+from windlass.training.parts.open_data import by_source
 
 
 def derived(directory):

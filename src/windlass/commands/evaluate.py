@@ -21,8 +21,8 @@ from windlass.runtime import start_runtime
 from windlass.safe_text import say
 from windlass.training.base_model import kept_files, kept_scores
 from windlass.training.left_open import choose_policy, without_missing_fp8
-from windlass.training.open_data import evaluation_sets, labels_of, score_set
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
+from windlass.training.parts.open_data import evaluation_sets, labels_of, score_set
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 

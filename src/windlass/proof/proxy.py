@@ -31,7 +31,7 @@ from windlass.proof.fold_layout import Cell
 from windlass.proof.proxy_adapter import adapter_section, represented, widened
 from windlass.proof.proxy_data import write_pairs, write_text
 from windlass.proof.watch import borders_of
-from windlass.training.open_program import can_compile
+from windlass.training.parts.open_program import can_compile
 
 STEPS: Final = 3
 VOCABULARY: Final = 269  # 256 bytes, the end of a text, merges; a prime

@@ -1,13 +1,13 @@
 """A training run from recipe to last checkpoint.
 
+parts/            what a run is made of: data, program, recorder, and what a script brings of its own
 sizing/           micro-batch, recomputation and compile, where the recipe leaves them open; what fills a device
 
 config            the run section of a recipe
 loop              the loop
-assemble          recipe -> Run: data, program, optimizer, checkpoints, made in one place
+assemble          Run: program, optimizer, checkpoints, stream, made in one place of what is resolved
 preflight         refuses what can be refused before anything slow happens; then downloads and prepares data, once
 restore           where a run starts: its newest checkpoint, another run's, or step 0
-open_data         the training stream and the validation sets, cut over the batch axes
 open_saved        opens a run, a checkpoint, a Hugging Face directory or an adapter for reading
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how
@@ -15,13 +15,12 @@ base_model        the model that a run began from: what checkpoints keep of it, 
 interruptible     work before the first step, which a signal ends at once
 run_directory     makes and locks the run directory; its checkpoints
 left_open         resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
-open_program      the model laid out over the ranks, and its optimizer
 run               the parts of a run, and what happens between steps: validate, save, close
 
 Inside:
 
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
-reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0
+resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

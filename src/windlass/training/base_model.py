@@ -212,3 +212,10 @@ def kept_scores(
             "train on pairs in another run.directory, with run.start_from and run.start_what=weights",
         )
     return scores
+
+
+def with_scores_kept(
+    files: Mapping[str, bytes | Path], reference: ReferenceScores | None
+) -> Mapping[str, bytes | Path]:
+    """A checkpoint's `files` on the base, with the scores of a run that has some."""
+    return files if reference is None else {**files, SCORES: reference.to_bytes()}

@@ -10,6 +10,13 @@ from windlass.data.prepare.prepare import Prepared
 from windlass.errors import UserError
 from windlass.hardware import FP16_GAIN, Accelerator, fastest_policy
 from windlass.precision.fp8 import check_devices
+from windlass.runtime import Runtime
+
+
+def check_policy(config: RunConfig, runtime: Runtime) -> None:
+    """Raises UserError where a rank's device, or its packages, lack the policy that the recipe asks for. Collective."""
+    if config.precision.policy == "fp8":
+        check_devices(runtime.accelerators())
 
 
 def keep_choices(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:

@@ -21,8 +21,9 @@ from windlass.ranks.stopping import Stop
 from windlass.report.sinks.sink import Sink
 from windlass.runtime import is_embedded, start_runtime
 from windlass.signals import catch_signals
-from windlass.training.assemble import Own, assemble
+from windlass.training.assemble import assemble
 from windlass.training.interruptible import interruptible, only_run
+from windlass.training.parts.own_parts import OwnParts
 from windlass.training.run import Run
 from windlass.training.run_directory import open_heartbeat, watched
 from windlass.training.sizing.out_of_memory import explained, out_of_memory
@@ -74,7 +75,7 @@ def train(
     the run: where they raise, it goes on without them.
     """
     check_is_recipe("train", config)
-    own = Own(objective, source, schedule, family, sinks, on_event)
+    own = OwnParts(objective, source, schedule, family, sinks, on_event)
     is_ours = signals and not is_embedded()
     if not is_embedded():
         adopt()  # before what asks for this process's rank

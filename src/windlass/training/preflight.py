@@ -147,14 +147,18 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
         return prepared
 
 
-def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
-    """The same on all ranks: rank 0 makes ready, then one rank per host fetches the weights that rank 0 pinned.
-    The data is open on rank 0 alone. Collective."""
-    ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
-    pinned = runtime.shared(None if ready is None else ready.config)
-    assert pinned is not None
-    runtime.first_on_host(lambda: fetch_weights(pinned) if reads_weights(begun(pinned)) else None)
-    return ready or Ready(pinned, None)
+def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = False) -> tuple[RunConfig, Prepared]:
+    """The same on all ranks: rank 0 makes ready, unless the caller has (`is_prepared`), and one rank per host fetches the
+    weights that rank 0 pinned; then all open the data. Collective."""
+    ready = None
+    if not is_prepared:
+        ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
+        pinned = runtime.shared(None if ready is None else ready.config)
+        assert pinned is not None
+        runtime.first_on_host(lambda: fetch_weights(pinned) if reads_weights(begun(pinned)) else None)
+        config = pinned
+    opened = None if ready is None else ready.prepared
+    return config, opened or open_prepared(config.data, config.evaluate.sets)
 
 
 def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = False) -> Prepared:

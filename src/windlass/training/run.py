@@ -35,7 +35,7 @@ from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
-from windlass.training.open_data import by_source, labels_of, score_set
+from windlass.training.parts.open_data import by_source, labels_of, score_set
 from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
 from windlass.training.sizing.compiled import refuse_races

@@ -20,13 +20,14 @@ from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors, quarantined
 from windlass.config import RunConfig
 from windlass.contract import has_agent, rank
-from windlass.errors import UserError
+from windlass.errors import UserError, exit_code_of
 from windlass.flight_recorder import last_collectives
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
+from windlass.output import redirected_output
 from windlass.runtime import Runtime, is_restarted
 from windlass.safe_text import say
-from windlass.status import FILE, LOCK
+from windlass.status import FILE, LOCK, note_failure
 from windlass.supervise.beside import Hosts, Watch, watched_beside
 from windlass.supervise.heartbeat import Heartbeat, folder_of, read_beats
 
@@ -55,10 +56,28 @@ def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.Ab
 
 
 @contextlib.contextmanager
+def failure_noted(directory: Path, runtime: Runtime) -> Iterator[None]:
+    """A run that fails inside, before its loop, has that in its status where it had begun before."""
+    try:
+        yield
+    except Exception as error:
+        if runtime.rank == 0:
+            note_failure(directory, exit_code_of(error))
+        raise
+
+
+@contextlib.contextmanager
+def open_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
+    """The run directory, locked, and inside the context the log of what this rank prints. Collective."""
+    with locked_directory(directory, runtime), redirected_output(directory, runtime.rank):
+        yield
+
+
+@contextlib.contextmanager
 def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
     """The run directory, made, seen by all ranks, and locked by rank 0 inside the context. Collective, all ranks raise alike;
     nothing is written for a recipe that was refused before."""
-    run_lock = _open_directory(directory, runtime)
+    run_lock = _locked(directory, runtime)
     try:
         yield
     finally:
@@ -66,7 +85,7 @@ def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
             run_lock.close()
 
 
-def _open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
+def _locked(directory: Path, runtime: Runtime) -> BinaryIO | None:
     run_lock = None
     _check_files(directory)
     try:

@@ -14,9 +14,10 @@ from windlass.checkpoint.store import committed_steps
 from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.training import assemble as page
-from windlass.training.assemble import Own, assemble
+from windlass.training.assemble import assemble
 from windlass.training.drift import newest_trainer_state
 from windlass.training.loop import train
+from windlass.training.parts.own_parts import OwnParts
 from windlass.training.sizing import choose_sizes as choices
 from windlass.training.sizing.probe import Room
 
@@ -43,16 +44,16 @@ class Device:
 @contextlib.contextmanager
 def device(given):
     """Runs choose their sizes by it."""
-    original = page._assemble
+    original = page.resolve
 
-    def assembled(*args):
-        return original(*args[:-2], replace(args[-2], room=given.room), args[-1])
+    def with_its_room(config, runtime, is_prepared, _find_room, opened):
+        return original(config, runtime, is_prepared, given.room, opened)
 
-    page._assemble = assembled
+    page.resolve = with_its_room
     try:
         yield given
     finally:
-        page._assemble = original
+        page.resolve = original
 
 
 def auto(base, name, micro_batch="auto", **sections):
@@ -174,7 +175,10 @@ def test_a_peak_over_the_limit_does_not_fit(base):
         auto(base, "sizes-peak", run={"steps": 2}),
         Room(GIB, lambda size: GIB + 1 if size.micro_batch > 4 else GIB),
     )
-    with start_runtime() as runtime, assemble(config, runtime, is_prepared=False, own=Own(room=lambda _: room)) as run:
+    with (
+        start_runtime() as runtime,
+        assemble(config, runtime, is_prepared=False, own=OwnParts(room=lambda _: room)) as run,
+    ):
         assert run.config.run.micro_batch == 4
 
 

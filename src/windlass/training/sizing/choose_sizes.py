@@ -14,8 +14,8 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
-from windlass.training.open_program import can_compile
 from windlass.training.parameter_rules import rules_of
+from windlass.training.parts.open_program import can_compile
 from windlass.training.preflight import ModelPlan, plan_of
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels

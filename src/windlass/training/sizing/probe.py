@@ -24,7 +24,7 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import Batch
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
-from windlass.training.open_program import open_program
+from windlass.training.parts.open_program import open_program
 from windlass.training.preflight import ModelPlan
 from windlass.training.sizing.out_of_memory import is_out_of_memory
 

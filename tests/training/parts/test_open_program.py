@@ -6,8 +6,8 @@ import torch
 from tests import tiny
 from windlass.optim.elementwise import Storage
 from windlass.precision.policy import precision_of
-from windlass.training import open_program
-from windlass.training.open_program import storage_of
+from windlass.training.parts import open_program
+from windlass.training.parts.open_program import storage_of
 
 PURE = {"policy": "bf16-pure"}
 FP32, BF16 = torch.float32, torch.bfloat16

@@ -1,0 +1,49 @@
+"""A recipe resolved against its files, its checkpoint and the ranks' devices: what is trained, before any of it is in memory.
+
+What can be refused is refused before anything slow starts: the layout and the batch are checked against the world first, then
+data is prepared (by rank 0, once), then the model is shaped. The last thing decided is what is tried for real: sizes that fit.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from windlass.config import RunConfig
+from windlass.data.prepare.prepare import Prepared
+from windlass.runtime import Runtime
+from windlass.training.base_model import complete_adapter
+from windlass.training.drift import begun, check_hosts, check_ranks
+from windlass.training.left_open import check_policy, choose_policy, keep_choices, with_steps
+from windlass.training.preflight import ModelPlan, check_data, make_ready_once, plan_model
+from windlass.training.run_directory import open_directory
+from windlass.training.sizing.choose_sizes import choose_sizes
+from windlass.training.sizing.probe import FindRoom
+
+
+class Resolved(NamedTuple):
+    """`config`: with nothing left open. `prepared`: its data, opened. `sentences`: for the user, on what was chosen."""
+
+    config: RunConfig
+    trainer_state: Mapping[str, Any] | None
+    """Of the checkpoint that the run goes on from; None for a new run."""
+    prepared: Prepared
+    plan: ModelPlan
+    sentences: Sequence[str]
+
+
+def resolve(config: RunConfig, runtime: Runtime, is_prepared: bool, find_room: FindRoom, opened: ExitStack) -> Resolved:
+    """`is_prepared`: the caller has just prepared the data. `opened` closes the run directory, which is locked from here on.
+    Collective. Raises UserError."""
+    config.parallel.layout(runtime.world)  # refused before anything slow
+    check_ranks(config, runtime)
+    check_policy(config, runtime)
+    config, prepared = make_ready_once(config, runtime, is_prepared)
+    sentences = check_hosts(prepared.stream, runtime)
+    trainer_state = begun(config)
+    config = complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
+    config, choices = choose_policy(config, runtime.accelerators())
+    sentences += choices + check_data(trainer_state, config, prepared, runtime)
+    plan = plan_model(config, trainer_state, prepared, runtime)
+    opened.enter_context(open_directory(config.run.directory, runtime))
+    config, plan, sizes = choose_sizes(config, trainer_state, plan, runtime, find_room)
+    return Resolved(config, trainer_state, prepared, plan, [*sentences, *sizes])

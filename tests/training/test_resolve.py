@@ -1,0 +1,56 @@
+"""A recipe resolved: its length in steps, the model it gets, and nothing left open."""
+
+import contextlib
+
+import pytest
+
+from tests import tiny
+from windlass.data.prepare.prepare import prepare
+from windlass.errors import UserError
+from windlass.runtime import start_runtime
+from windlass.status import is_locked
+from windlass.training.left_open import with_steps
+from windlass.training.preflight import shape_of
+from windlass.training.resolve import resolve
+from windlass.training.sizing.probe import room_of
+
+
+@pytest.fixture(scope="module")
+def prepared(base):
+    config = tiny.recipe(base)
+    return prepare(config.data, config.evaluate.sets, log=lambda sentence: None)
+
+
+@pytest.mark.parametrize(("length", "steps"), [({"tokens": 1281}, 11), ({"tokens": 1280}, 10), ({"epochs": 2.0}, None)])
+def test_a_length_in_tokens_or_epochs_becomes_whole_steps(base, prepared, length, steps):
+    resolved = with_steps(tiny.recipe(base, run={"steps": None, **length}), prepared)
+    if steps is None:
+        steps = -(-2 * prepared.sets["train"].samples // 8)
+    assert resolved.run.steps == steps
+    assert (resolved.run.tokens, resolved.run.epochs) == (None, None)
+
+
+def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepared):
+    architecture = shape_of(tiny.recipe(base), prepared)
+    assert (architecture.vocab_size, architecture.padded_vocab_size) == (300, 384)
+    assert architecture.eos_token_id == prepared.eos_id
+
+
+def test_epochs_are_held_against_the_warm_up_too(base, prepared):
+    config = tiny.recipe(base, run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 500})
+    with pytest.raises(UserError, match=r"optim.warmup_steps=500 in a run of"):
+        with_steps(config, prepared)
+
+
+def test_nothing_is_left_open_and_the_directory_is_locked(base, prepared):
+    open_ = {"run": {"steps": None, "tokens": 1281}, "optim": {"warmup_steps": "auto"}, "precision": {"policy": "auto"}}
+    config = tiny.recipe(base, "resolved", **open_)
+    with start_runtime() as runtime:
+        with contextlib.ExitStack() as opened:
+            config, trainer_state, opened_data, plan, sentences = resolve(config, runtime, True, room_of, opened)
+            assert is_locked(config.run.directory)
+        assert not is_locked(config.run.directory)
+    assert (config.run.steps, config.optim.warmup_steps, config.precision.policy) == (11, 0, "fp32")
+    assert trainer_state is None and opened_data.stream == prepared.stream
+    assert plan.architecture == shape_of(config, prepared)
+    assert any(sentence.startswith("precision.policy=auto: fp32 on ") for sentence in sentences)
