@@ -64,6 +64,13 @@ def test_a_rule_that_reads_a_wrong_value_is_not_judged_and_the_others_are():
     ], "a layout is judged without a model that is wrong"
 
 
+def test_a_wrong_micro_batch_of_pairs_is_one_mistake():
+    """It is not taken for 1, which pairs would be refused."""
+    pairs = {"sources": [{"path": "pairs.jsonl", "format": "preference"}]}
+    error = refused(tree(run={"micro_batch": "two"}, objective={"kind": "dpo"}, data=pairs))
+    assert givens(error) == ["run.micro_batch='two'"]
+
+
 def test_mistakes_follow_the_recipe_and_not_the_order_of_the_sections():
     recipe = {"optim": {"beta2": "x", "beta1": "y"}, "zzz": {}, **tree(run={"seed": -1})}
     assert givens(refused(recipe)) == ["optim.beta2='x'", "optim.beta1='y'", "zzz", "run.seed=-1"]

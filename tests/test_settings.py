@@ -1,6 +1,8 @@
 """What every room's config stands on."""
 
 import ast
+import re
+import typing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from windlass import settings
 from windlass.config import RunConfig
+from windlass.objectives.config import BETA, TARGET_MARGIN, ObjectiveConfig
 from windlass.recipe import apply_override
 from windlass.settings import Count, Settings
 
@@ -149,3 +152,42 @@ MINIMAL = {
     "run": {"directory": "run", "steps": 5, "tokens_per_step": 64},
     "data": {"sources": [{"path": "a"}], "tokenizer": {"train": 300}, "directory": "data"},
 }
+
+
+def sections(config):
+    """`config` and every section inside it, lists and mappings of sections too."""
+    yield config
+    for field in config.model_fields.values():
+        for part in parts_of(field.annotation):
+            if isinstance(part, type) and issubclass(part, Settings):
+                yield from sections(part)
+
+
+def parts_of(annotation):
+    yield annotation
+    for inner in typing.get_args(annotation):
+        yield from parts_of(inner)
+
+
+DEFAULT = re.compile(r"[Dd]efault:? (is )?-?\d|\bby default\b")
+
+
+def test_no_default_is_written_twice():
+    """Beside its field it is in the field; text gives one only where the field's is None, and where a constant holds it."""
+    texts = [
+        f"{section.__name__}.{name}: {field.description}"
+        for section in set(sections(RunConfig))
+        for name, field in section.model_fields.items()
+        if field.default is not None and DEFAULT.search(field.description or "")
+    ]
+    configs = [path for path in SOURCE.rglob("*.py") if path.name == "config.py"]
+    calls = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}"
+        for path in configs
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) == 3
+        if not (isinstance(node.args[2], ast.Constant) and node.args[2].value is None)
+    ]
+    assert len(configs) > 15 and texts + calls == []
+    described = {name: field.description for name, field in ObjectiveConfig.model_fields.items()}
+    assert f"default {BETA}:" in described["beta"] and f"default {TARGET_MARGIN}:" in described["target_margin"]

@@ -66,13 +66,12 @@ class RunConfig(Settings):
     @property
     def micro_batch(self) -> int:
         """Sequences per rank in one forward; where `auto` is not chosen yet, the least."""
-        given = getattr(self.run, "micro_batch", 1)  # wrong sections are not there
+        given = self.run.or_default("micro_batch")
         return self._per_sample if given == "auto" else given
 
     @property
     def _per_sample(self) -> int:
-        found: int = getattr(self.data, "sequences_per_sample", 1)
-        return found
+        return self.data.sequences_per_sample if hasattr(self.data, "sources") else 1
 
     @property
     def prepares_beside(self) -> bool:
@@ -125,8 +124,7 @@ class RunConfig(Settings):
         yield from optim.errors_beside(parallel.offload)
 
     def _whole_sequences(self) -> Iterator[UserError]:
-        layout: Any = {"replicate": 1, "shard": 1, "schedule": "1f1b", "pp": 1}  # wrong settings are not there
-        replicate, shard, schedule, pp = (getattr(self.parallel, key, usual) for key, usual in layout.items())
+        replicate, shard, schedule, pp = map(self.parallel.or_default, ("replicate", "shard", "schedule", "pp"))
         together = self.micro_batch * replicate * max(1, shard)
         yield from sequence_errors(self.run.tokens_per_step, self.data.sequence_length, together, schedule, pp)
 
@@ -226,10 +224,10 @@ class RunConfig(Settings):
             sequence_length=getattr(self.data, "sequence_length", None),
             tokens_per_step=getattr(self.run, "tokens_per_step", None),
             micro_batch=self.micro_batch,
-            is_micro_batch_auto=getattr(self.run, "micro_batch", 1) == "auto",
+            is_micro_batch_auto=self.run.or_default("micro_batch") == "auto",
             sequences_per_sample=self._per_sample,
-            adds_in_bf16=getattr(self.precision, "gradients", None) == "bf16",
-            is_nf4=getattr(self.adapter, "base", "plain") == "nf4",
+            adds_in_bf16=self.precision.or_default("gradients") == "bf16",
+            is_nf4=self.adapter.or_default("base") == "nf4",
         )
         return layout_errors(self.parallel, architecture, world, beside)
 

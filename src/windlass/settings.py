@@ -146,6 +146,10 @@ class Settings(BaseModel):
         """Every field and extra key with its value; sections stay what they are."""
         return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
 
+    def or_default(self, name: str) -> Any:
+        """A field's value; its default where the recipe's is wrong, and so is missing while rules are judged."""
+        return getattr(self, name, type(self).model_fields[name].default)
+
     def changed(self, **updates: Any) -> Self:
         """A copy with `updates`, validated as a new config is. Raises UserError, or pydantic's ValidationError."""
         return type(self).model_validate(self.fields() | updates)
