@@ -68,10 +68,26 @@ def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkou
 
 
 @pytest.mark.long
-def test_the_demo_runs_from_the_wheel(installed):
-    _, call = installed
+def test_pip_brings_all_that_the_demo_needs(installed, tmp_path):
+    """The wheel in an environment of its own, its dependencies chosen by pip, in the versions of the lock; no extra is there."""
+    wheel, _ = installed
+    run([sys.executable, "-m", "venv", tmp_path / "venv"])
+    programs = tmp_path / "venv" / "bin"
+    pip = [programs / "python", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir"]
+    run([*pip, "install", "--quiet", "--constraint", ROOT / "requirements.lock", wheel])
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(place), "OMP_NUM_THREADS": "1"}
+
+    def call(program, *arguments):
+        return run([programs / program, *arguments], cwd=place, env=environment)
+
+    assert call("python", "-m", "pip", "check") == "No broken requirements found.\n"
+    names = {line.partition("==")[0].lower() for line in call("python", "-m", "pip", "freeze").splitlines()}
+    assert {"torch", "transformers"} <= names and not names & {"pytest", "peft", "tensorboard", "tiktoken", "s3fs"}
     given = ["run.steps=4", "optim.warmup_steps=1", "evaluate.every_steps=4"]
     assert "finished at step 4 of 4" in call("windlass", "train", "demo", "--nproc", "2", *given)
     assert "class" in call("windlass", "generate", "runs/demo", "--prompt", "class Reader:", "--max-tokens", "4")
     assert "logits" in call("windlass", "export", "runs/demo")
     assert "report.html" in call("windlass", "report", "runs/demo")
+    assert {file.name for file in (place / "runs/demo/export").iterdir()} >= {"config.json", "model.safetensors"}
