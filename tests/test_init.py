@@ -13,6 +13,7 @@ from tests import tiny
 from windlass.config import to_yaml
 
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "python.md"
+CODE, PROOF = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -29,11 +30,10 @@ def test_every_name_is_there_and_nothing_else():
 
 
 def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "recipe.yaml").write_text(to_yaml(tiny.recipe(tmp_path)))
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(CODE, str(PAGE), "exec"), names)
     assert names["same"] == names["recipe"] and len(windlass.fingerprint(names["recipe"])) == 32
     assert names["result"].step == 20 and not names["result"].stopped and len(names["texts"]) == 2
     (score,) = names["evaluate"](tmp_path / "run")
@@ -46,6 +46,20 @@ def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
     assert page == (tmp_path / "run" / "report.html").read_text() and "<title>run - windlass</title>" in page
     (tmp_path / "run" / "report.html").unlink()
     assert names["result"]._repr_html_() is None, "then a notebook shows the plain result"
+
+
+@pytest.mark.long
+def test_its_script_of_a_proof_runs(tmp_path):
+    (tmp_path / "script.py").write_text(PROOF)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny.recipe(tmp_path, parallel={"shard": 2})))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "agrees"), done.stdout + done.stderr
+    assert "proved: 1 of 1 layout trains what one process trains" in done.stdout
+
+
+def test_every_function_of_the_door_has_an_example_that_runs():
+    shown = {name for name in windlass.PLACES if re.search(rf"\b{name}\(", CODE + PROOF)}
+    assert shown == set(windlass.PLACES)
 
 
 @pytest.mark.parametrize(

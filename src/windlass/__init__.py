@@ -52,10 +52,12 @@ PLACES: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in PLACES:
-        raise AttributeError(f"module 'windlass' has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # or a type checker takes every name for one of ours
 
-    module, function = PLACES[name]
-    return getattr(importlib.import_module(f"windlass.{module}"), function)
+    def __getattr__(name: str) -> Any:
+        if name not in PLACES:
+            raise AttributeError(f"module 'windlass' has no attribute {name!r}")
+        import importlib
+
+        module, function = PLACES[name]
+        return getattr(importlib.import_module(f"windlass.{module}"), function)

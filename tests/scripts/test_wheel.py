@@ -1,5 +1,6 @@
 """The wheel: built from this checkout, it works in an environment that cannot see the checkout."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -38,10 +39,12 @@ def installed(tmp_path_factory):
     run([sys.executable, "-m", "venv", "--without-pip", directory / "venv"])
     programs = directory / "venv" / "bin"
     run([*pip, "--python", programs / "python", "install", "--no-deps", "--no-index", wheel])
-    # what windlass depends on is borrowed from here; its own editable install stays out, since .pth files of a
-    # directory on PYTHONPATH are not read
-    ours = run([sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": ours, "OMP_NUM_THREADS": "1"}
+    # what windlass depends on is borrowed from here; its own editable install stays out, since a .pth file in a directory
+    # that a .pth file names is not read
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    ours, theirs = (run([python, "-c", purelib]).strip() for python in (sys.executable, programs / "python"))
+    Path(theirs, "borrowed.pth").write_text(ours)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 
     def call(program, *arguments):
         return run([programs / program, *arguments], cwd=directory, env=environment)
@@ -65,6 +68,102 @@ def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkou
     recipes = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
     assert f"{recipes} 7" in told and "True" in told
     assert "train" in call("windlass", "--help")
+
+
+TYPED = """
+from collections.abc import Mapping
+from pathlib import Path
+
+from windlass import (
+    Sampling, Stopped, UserError, evaluate, export, fingerprint, generate, load_recipe, parse_recipe, prepare, train, verify,
+)
+
+recipe = load_recipe(Path("recipe.yaml"), "run.steps=20")
+same: bool = parse_recipe("run: {}", "recipe.yaml", "run.steps=20") == recipe
+digits: str = fingerprint(recipe)
+tokens: int = prepare(recipe).sets["train"].tokens
+steps: int | None = recipe.run.steps
+
+
+def heard(line: dict[str, object]) -> None:
+    print(line["kind"])
+
+
+def halves(done: int, steps: int) -> float:
+    return 0.5 ** done
+
+
+class Sink:
+    def numbers(self, step: int, time_s: float, values: Mapping[str, float]) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+try:
+    result = train(recipe, schedule=halves, sinks=[Sink()], on_event=heard, raise_on_stop=True)
+    place: Path = result.directory
+    step: int = result.step
+except Stopped as stopped:
+    given: str = stopped.given
+except UserError as error:
+    change: str = error.change
+losses: list[float] = [score.loss for score in evaluate("runs/mine", step=20, sequences=8)]
+texts: list[str] = generate("runs/mine", ["wind"], Sampling(max_tokens=8, temperature=0))
+difference: float = export("runs/mine", "exported").largest_difference
+agrees: bool = verify("recipe.yaml", ["run.steps=3"], nproc=2)
+"""
+WRONG = {  # a line of a user's -> what mypy says of it
+    "from windlass import trian": "attr-defined",
+    "windlass.train('recipe.yaml')": "arg-type",
+    "windlass.train(recipe).steps": "attr-defined",
+    "windlass.train(recipe, on_events=print)": "call-arg",
+    "windlass.train(recipe, schedule=len)": "arg-type",
+    "windlass.train(recipe, sinks=['wandb'])": "list-item",
+    "windlass.prepare('recipe.yaml')": "arg-type",
+    "windlass.fingerprint({})": "arg-type",
+    "windlass.load_recipe({'run': {}})": "arg-type",
+    "windlass.parse_recipe(None)": "arg-type",
+    "windlass.evaluate(recipe)": "arg-type",
+    "windlass.evaluate('runs/mine')[0].perplexity + 1": "operator",
+    "windlass.generate('runs/mine', ['a'], max_tokens=3)": "call-arg",
+    "windlass.Sampling(max_token=3)": "call-arg",
+    "windlass.export('runs/mine', dtype=16)": "arg-type",
+    "windlass.verify(recipe)": "arg-type",
+    "recipe.run.step": "attr-defined",
+}
+
+
+@pytest.mark.long
+def test_a_users_script_is_checked_against_the_types_of_the_installed_package(installed, tmp_path):
+    """mypy --strict finds nothing in a script with every function of the door, and one error in each wrong line."""
+    _, call = installed
+    assert (
+        call(
+            "python",
+            "-c",
+            "import windlass, pathlib; print((pathlib.Path(windlass.__file__).parent / 'py.typed').exists())",
+        )
+        == "True\n"
+    )
+    (tmp_path / "right.py").write_text(TYPED)
+    (tmp_path / "wrong.py").write_text(
+        "import windlass\nrecipe = windlass.load_recipe('recipe.yaml')\n" + "\n".join(WRONG) + "\n"
+    )
+    programs = call("python", "-c", "import sys; print(sys.prefix)").strip()
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        f"{programs}/bin/python",
+        "right.py",
+        "wrong.py",
+    ]
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.findall(r"^(\w+)\.py:(\d+): error: .* \[([\w-]+)\]$", done.stdout, re.M)
+    wanted = [("wrong", str(number), code) for number, code in enumerate(WRONG.values(), 3)]
+    assert found == wanted, done.stdout + done.stderr
 
 
 @pytest.mark.long
