@@ -117,5 +117,7 @@ def test_tasks_run_from_local_files(run, scorer, tmp_path, monkeypatch):
 
 def test_without_the_harness_it_says_so(run, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
-    with pytest.raises(UserError, match="pip install"):
+    with pytest.raises(UserError) as caught:
         run_tasks(run, tmp_path)
+    assert caught.value.given == "--tasks, and lm-eval is not installed"
+    assert caught.value.change == "pip install 'windlass-lm[eval]'"

@@ -122,7 +122,7 @@ def run_tasks(
         raise UserError(
             "--tasks, and lm-eval is not installed",
             "tasks are run by EleutherAI's harness",
-            "pip install windlass-lm[eval]",
+            "pip install 'windlass-lm[eval]'",
         ) from None
     manager = TaskManager(include_path=str(tasks if tasks.is_dir() else tasks.parent), include_defaults=False)
     names = [name for name in manager.all_subtasks if tasks.is_dir() or _file_of(manager, name) == tasks.resolve()]

@@ -256,15 +256,35 @@ def test_a_description_of_datasets_is_read_where_it_is(here):
             "base_model: a/b\nsequence_len: 1\ndatasets: [{path: x.jsonl, type: completion}]\n",
             "does not load: data.sequence_length",
         ),
-        (None, "no recipe at "),
     ],
 )
 def test_a_file_that_gives_no_recipe_writes_none(here, text, words):
-    if text is not None:
-        (here / "given.yaml").write_text(text)
+    (here / "given.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
         import_file(Path("given.yaml"), here / "out.yaml", None, 1)
     assert words in caught.value.given and not (here / "out.yaml").exists()
+
+
+def test_an_import_of_no_file_names_the_file_and_the_tools_and_writes_none(here, monkeypatch, capsys):
+    (here / "axolotl.yaml").write_text("base_model: a/b\n")
+    (here / "folder").mkdir()
+    for name, given, change in (
+        ("axolot.yaml", "no file at axolot.yaml", "did you mean `axolotl.yaml`? give the path of that file"),
+        ("demo", "no file at demo", "give the path of that file"),
+        ("folder", "folder is a directory", "give the path of that file"),
+    ):
+        code, done = run_command(["import", name, "-o", "out.yaml"], monkeypatch, capsys)
+        assert code == 2 and done.err.splitlines()[0] == f"windlass: {given}" and change in done.err
+        assert "axolotl, LLaMA-Factory or torchtune" in done.err and not (here / "out.yaml").exists()
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (5, 1), (6, 2), (9, 2), (1000, 200)])
+def test_a_new_recipe_evaluates_and_saves_five_times_or_fewer(here, steps, every):
+    """Of 6 to 9 steps it did so after each."""
+    (here / "rows.jsonl").write_text(json.dumps(ROWS["pretrain"]))
+    init(here / "new.yaml", "rows.jsonl", "Qwen/Qwen3-4B", steps, "pretrain", None)
+    recipe = load_recipe(here / "new.yaml")
+    assert recipe.evaluate.every_steps == recipe.checkpoint.every_steps == every
 
 
 def test_an_import_overwrites_nothing(here):

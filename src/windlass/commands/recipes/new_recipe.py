@@ -59,6 +59,12 @@ def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> t
     """The recipe's text, which loads, and what became of each key; written to `out` where that is given. Raises UserError, and
     then nothing is written."""
     _check_new(out)
+    if not file.is_file():
+        raise UserError(
+            f"{file} is a directory" if file.is_dir() else f"no file at {file}",
+            "import reads one file of axolotl, LLaMA-Factory or torchtune",
+            f"{nearest_entry(file)}give the path of that file",
+        )
     text, name = recipe_text(file)
     given = parse_yaml(text, name)
     found = import_recipe(given, file.name, tool=tool, ranks=ranks, datasets=_datasets(given))
@@ -150,7 +156,7 @@ def _recipe(
     sequences = 8 if is_small else 1 << max(1, (16 * USUAL // length).bit_length() - 1)
     rows = rows if kind == "pretrain" else {**rows, "too_long": chosen.too_long}
     rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
-    every = max(1, steps // 5)
+    every = -(-steps // 5)  # five times, or fewer
     lines = [
         (f"# {COMMENTS[kind]}. Every key: windlass keys", ""),
         ("run:", ""),
