@@ -122,6 +122,73 @@ def test_the_page_as_it_is_written_draws_without_a_complaint(browse, run):
     assert canvases[0]["aria-label"].startswith(begins)
 
 
+LINES = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def a_million_lines(tmp_path_factory):
+    """The page of a run that logged a million steps, lost a thousand of them twice, and has a spike and a gap in its
+    loss; no chart is drawn from more than 2,000 buckets."""
+    directory = tmp_path_factory.mktemp("long") / "mine"
+    directory.mkdir()
+    with open(directory / "events.jsonl", "w", encoding="utf-8") as file:
+        file.write('{"kind": "start", "time": 1700000000, "step": 0}\n')
+        step = 0
+        for number in range(1, LINES + 1):
+            if number in (LINES // 3, LINES // 2):
+                step -= 1000
+                file.write(f'{{"kind": "resume", "time": 1700000000, "step": {step}}}\n')
+            step += 1
+            loss = (
+                "null"
+                if 700_000 <= step < 702_000
+                else "99.5"
+                if step == 123_456
+                else f"{3 + 5000 / (step + 1000):.6f}"
+            )
+            lost = ', "non_finite": {"loss": "nan"}' if loss == "null" else ""
+            file.write(
+                f'{{"kind": "step", "time": {1700000000 + number}, "step": {step}, "loss": {loss}, "gradient_norm": 1.5, '
+                f'"learning_rate": 0.001, "tokens": {step * 2048}, "tokens_per_s": 8063.75, "tokens_per_s_per_gpu": 4031.87, '
+                f'"mfu": null, "memory_bytes": 572682240, "data_wait_s": 0.0001, "step_s": 0.25, "warm_up": false{lost}}}\n'
+            )
+    return page_text(directory)
+
+
+@pytest.mark.long
+def test_a_million_lines_are_drawn_without_a_complaint(browse, a_million_lines):
+    assert len(a_million_lines.encode()) < 1_000_000
+    dom, said = browse(a_million_lines)
+    assert "CONSOLE" not in said, said
+    canvases = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<canvas[^>]*>", dom)]
+    drawn = [
+        "plot-loss",
+        "plot-learning_rate",
+        "plot-gradient_norm",
+        "plot-throughput",
+        "plot-memory",
+        "plot-data_wait",
+    ]
+    assert [canvas["id"] for canvas in canvases] == drawn
+    label = "training: 7.0358 at step 512, 3.005 at step 998000"  # 512 steps are a bucket
+    assert label in canvases[0]["aria-label"]
+
+
+@pytest.mark.long
+def test_of_a_million_lines_nothing_is_requested_and_the_spike_and_the_gap_are_there(probe, a_million_lines):
+    found = probe("""
+      updateAll(); found.asked = performance.getEntriesByType("resource").map((one) => one.name);
+      found.csv = csv(data.charts[0]); found.marks = data.runs[0].marks.map(([step, kind]) => [step, kind]);
+      const c = document.getElementById("plot-loss"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+      found.ink = 0; for (let i = 3; i < d.length; i += 4) found.ink += d[i] > 0;
+    """, text=a_million_lines)  # fmt: skip
+    assert found["asked"] == [] and found["ink"] > 500
+    rows = [line.split(",") for line in found["csv"].split("\r\n")[1:-1]]
+    assert 1000 <= len(rows) <= 2100 and max(float(row[-1]) for row in rows if row[-1]) == 99.5
+    assert "" in {row[5] for row in rows}, "what was not finite is a gap"
+    assert sorted(found["marks"]) == [[332_332, "resumed"], [497_999, "resumed"], [700_000, "not finite"]]
+
+
 def test_it_requests_nothing(probe):
     found = probe("updateAll(); found.asked = performance.getEntriesByType('resource').map((one) => one.name);")
     assert found == {"asked": []}
