@@ -79,7 +79,7 @@ def evaluate(
         if runtime.rank == 0:
             for sentence in (*missing, *choices):
                 say(sentence)
-        prepared = open_prepared(config.data, config.evaluate.sets)
+        prepared = open_prepared(config.data, config.evaluate.sets, looks=runtime.rank == 0)
         if recipe is not None:
             check_tokenizer(saved, prepared)
         elif prepared.stream != saved.trainer_state["data"]["stream"]:

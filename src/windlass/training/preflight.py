@@ -158,7 +158,7 @@ def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = Fal
         runtime.first_on_host(lambda: fetch_weights(pinned) if reads_weights(begun(pinned)) else None)
         config = pinned
     opened = None if ready is None else ready.prepared
-    return config, opened or open_prepared(config.data, config.evaluate.sets)
+    return config, opened or open_prepared(config.data, config.evaluate.sets, looks=runtime.rank == 0)
 
 
 def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = False) -> Prepared:

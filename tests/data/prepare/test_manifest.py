@@ -10,6 +10,7 @@ from tests.data.conftest import data_config
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.prepare.manifest import load_prepared, open_prepared
+from windlass.data.shards import mds
 from windlass.errors import BadShard, UserError
 
 
@@ -107,6 +108,26 @@ def test_a_missing_shard_is_found_at_once(copied):
     config, directory = copied
     (directory / "train" / "shard.00000.mds").unlink()
     assert "train/shard.00000.mds is missing" in refused(config, kind=BadShard).given
+
+
+def test_a_rank_that_does_not_look_at_every_file_opens_by_the_index_and_finds_one_when_it_loads_it(copied, monkeypatch):
+    config, directory = copied
+    looked = []
+    real = mds._check_file
+    monkeypatch.setattr(mds, "_check_file", lambda file, *given: (looked.append(file.name), real(file, *given)))
+    whole = open_prepared(config, {})
+    files = [shard.stored.name for name in whole.sets for shard in whole.shards(name).shards]
+    assert looked == files and len(files) > 2
+    looked.clear()
+    (directory / "train" / "shard.00001.mds").unlink()
+    shards = open_prepared(config, {}, looks=False).shards("train")
+    shards.load(0)
+    assert looked == ["shard.00000.mds"]
+    with pytest.raises(BadShard, match=r"shard\.00001\.mds is missing"):
+        shards.load(1)
+    (directory / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadShard, match=r"tokenizer\.json has the hash"):
+        open_prepared(config, {}, looks=False)
 
 
 def test_a_set_with_fewer_samples_than_promised_is_found(copied):

@@ -4,8 +4,8 @@
     directory/tokenizer/       what transformers' AutoTokenizer loads
     directory/<set>/           MDS shards: train, validation, and every set of `evaluate.sets`
 
-`open_prepared` asks whether the recipe's settings equal those of the preparation, and whether every shard is there. It reads no
-source, so ranks and other machines can ask. Its fingerprint also covers the sources' bytes: see fingerprint.
+`open_prepared` asks whether the recipe's settings equal those of the preparation, and on one rank whether every shard is there.
+It reads no source, so ranks and other machines can ask. Its fingerprint also covers the sources' bytes: see fingerprint.
 """
 
 import json
@@ -219,11 +219,11 @@ def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 
-def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
-    """Checks that every set's shards are there, of the right size and number (of the training set `max_missing` may be missing),
-    and that the tokenizer and each index.json are as written. Raises BadShard."""
+def check_shards(prepared: Prepared, max_missing: int = 0, looks: bool = True) -> None:
+    """Checks that every set has its number of samples, that the tokenizer and each index.json are as written, and with `looks`
+    that every shard is there and of the right size (of the training set `max_missing` may be missing). Raises BadShard."""
     for name, info in prepared.sets.items():
-        if prepared.remote is None:
+        if prepared.remote is None and looks:
             prepared.folder(name).check(max_missing if name == "train" else 0)
         shards = prepared.folder(name).shards if prepared.remote is None else prepared.remote.shards(name).shards
         found = sum(shard.num_samples for shard in shards)
@@ -232,13 +232,16 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
             raise BadShard(given, f"{PREPARED_NAME} promises {info.samples}", "delete the directory and prepare again")
     if prepared.remote is None:
         check_small_files(prepared.directory, prepared.files)
-    elif not prepared.remote.store.is_read_only:
+    elif looks and not prepared.remote.store.is_read_only:
         prepared.remote.check_sizes({name: max_missing if name == "train" else 0 for name in prepared.sets})
 
 
-def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: Prepared | None = None) -> Prepared:
+def open_prepared(
+    config: DataConfig, sets: Mapping[str, SourceConfig], found: Prepared | None = None, looks: bool = True
+) -> Prepared:
     """The preparation of these settings; `found`: the finished one that is there, where it is open already and its shards were
-    checked. Raises UserError if there is none or its settings differ, BadShard if damaged."""
+    checked. `looks`: at every shard file of a directory, which is for one rank of a run to do: the others find a file out when
+    they load it. Raises UserError if there is none or its settings differ, BadShard if damaged."""
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
     prepared = found or find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:
@@ -255,7 +258,7 @@ def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: P
         return prepared
     if prepared.remote is None:
         if found is None:
-            check_shards(prepared, config.max_bad_shards)
+            check_shards(prepared, config.max_bad_shards, looks)
     else:
         prepared.remote.check_window("train", config.shuffle_window, len(config.sources) if config.mixture else 1)
     return prepared
