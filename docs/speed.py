@@ -1,5 +1,6 @@
-"""Tables of docs/flops.md and docs/performance.md: FLOPs of the presets, two published reports counted again, and what real runs
-of benchmarks/layouts.py keep and send. Every number is computed here; fill.py puts the tables into their places."""
+"""Tables of docs/flops.md, performance.md and scale.md: FLOPs of the presets, two published reports counted again, what real runs
+of benchmarks/layouts.py keep and send, and rows of other benchmarks. Every number is computed here; fill.py puts the tables into
+their places."""
 
 import json
 from collections.abc import Callable
@@ -236,6 +237,34 @@ def page() -> str:
     return table((f"{one['lines']:,} logged steps ({one['file_mb']} MB; {machine})", ""), rows)
 
 
+def shuffle() -> str:
+    """How well an order mixes a corpus that is sorted by source, from the order alone."""
+    found: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+    for row in json.loads((MEASURED / "shuffle.json").read_text("utf-8"))["order"]["rows"]:
+        found.setdefault((row["order"], row["lanes"], row["window"]), {})[row["batch"]] = row
+    rows = []
+    for (order, lanes, window), batches in found.items():
+        name = {"lanes": f"{lanes} lanes, window {window}", "plain": f"plain, window {window}"}.get(order, order)
+        shares = (f"{row['distance_mean']:.3f} / {row['distance_p99']:.3f}" for row in batches.values())
+        one = batches[512]
+        rows.append((name, f"{one['shards_per_host']:,}", *shares, f"{one['apart']:.3f}", f"{one['together']:.2%}"))
+    head = ("order", "shards per host", "batch of 64", "of 512", "of 4,096", "apart", "together")
+    return table(head, rows)
+
+
+def shuffle_trained() -> str:
+    """The validation losses of runs that read such a corpus once, and their distance from the mean of `global`."""
+    losses: dict[str, list[float]] = {}
+    for row in json.loads((MEASURED / "shuffle.json").read_text("utf-8"))["train"]["rows"]:
+        losses.setdefault(row["order"], []).append(row["validation"])
+    means = {order: sum(found) / len(found) for order, found in losses.items()}
+    rows = [
+        (order, *(f"{loss:.3f}" for loss in found), f"{means[order]:.3f} ({means[order] - means['global']:+.3f})")
+        for order, found in losses.items()
+    ]
+    return table(("order", *(f"seed {seed}" for seed in range(len(losses["global"]))), "mean"), rows)
+
+
 def mib(size: float) -> str:
     return f"{size / MIB:.2f}"
 
@@ -253,6 +282,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "mfu": what_mfu_means,
     "layouts": layouts,
     "page": page,
+    "shuffle": shuffle,
+    "shuffle trained": shuffle_trained,
     "gpu": gpu_rows,
     "gpu faults": gpu_faults,
     "gpu kernels": gpu_kernels,
