@@ -27,7 +27,7 @@ from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import assign, frozen_names
 from windlass.parallel.activations import Workload, plan_recompute
-from windlass.parallel.build import Probe, build_program
+from windlass.parallel.build import BuildHooks, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh, make_silent_mesh
 from windlass.precision.config import PrecisionConfig
@@ -43,7 +43,7 @@ SEQUENCES = 8  # of a global batch
 STEPS = 3
 RATES = (1e-3, 2e-3, 5e-4)
 OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm that is reached in every step
-PROBE = Probe(Chunks(head_logits=5 * 256))  # five tokens at a time, and a rest of fewer
+HOOKS = BuildHooks(Chunks(head_logits=5 * 256))  # five tokens at a time, and a rest of fewer
 SETTINGS = ReferenceSettings(RATES, max_norm=0.3)
 
 PLAIN = {
@@ -290,7 +290,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         torch.device("cpu"),
         lambda named: fill(named, directory, architecture),
         frozen_names(rules),
-        probe=PROBE,
+        hooks=HOOKS,
         recompute=kinds,
         adapter=adapter,
     )

@@ -26,7 +26,7 @@ from windlass.optim.config import OptimConfig
 from windlass.other_names.answers import other_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors, sequence_errors
-from windlass.parallel.rules.check_layout import Beside, layout_errors
+from windlass.parallel.rules.check_layout import OtherSettings, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
 from windlass.report.config import ReportConfig
@@ -218,7 +218,7 @@ class RunConfig(Settings):
 
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
         """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
-        beside = Beside(
+        others = OtherSettings(
             policy=getattr(self.precision, "known_policy", None),
             optimizer=getattr(self.optim, "kind", None),
             sequence_length=getattr(self.data, "sequence_length", None),
@@ -229,7 +229,7 @@ class RunConfig(Settings):
             adds_in_bf16=self.precision.or_default("gradients") == "bf16",
             is_nf4=self.adapter.or_default("base") == "nf4",
         )
-        return layout_errors(self.parallel, architecture, world, beside)
+        return layout_errors(self.parallel, architecture, world, others)
 
     def check_layout(self, architecture: Architecture | None, world: int | None = None) -> None:
         """Raises one UserError that lists what the layout cannot have."""

@@ -7,7 +7,7 @@ import torch
 
 from tests.checkpoint import cases, single
 from windlass.checkpoint import staging
-from windlass.checkpoint.staging import Bounce, Staging
+from windlass.checkpoint.staging import BounceBuffers, Staging
 from windlass.ranks.owned_part import local_part
 
 
@@ -66,7 +66,9 @@ def test_bytes_pass_through_two_buffers_one_after_the_other(piece_bytes):
         said.append(("begun", number))
         return lambda: said.append(("ended", number))
 
-    Bounce(piece_bytes, pinned=False, fence=fence).copy((targets[name], tensor) for name, tensor in given.items())
+    BounceBuffers(piece_bytes, pinned=False, fence=fence).copy(
+        (targets[name], tensor) for name, tensor in given.items()
+    )
     for name, tensor in given.items():
         assert torch.equal(targets[name], tensor), name
     pieces = len(said) // 2

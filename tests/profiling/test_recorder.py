@@ -16,7 +16,7 @@ from windlass.profiling.summary import summarize
 CPU = torch.device("cpu")
 
 
-class Desk:
+class Requests:
     """Asked for `steps` steps, once `after` questions were answered with no."""
 
     def __init__(self, steps, after=0):
@@ -43,8 +43,8 @@ class Log:
 
 
 def test_the_steps_asked_for_are_recorded_whole_and_no_others(tmp_path):
-    desk, log = Desk(2, after=3), Log()
-    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    requests, log = Requests(2, after=3), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, requests, log)
     for step in range(5, 12):
         recorder.between_steps(step)
         for _ in range(step):
@@ -53,7 +53,7 @@ def test_the_steps_asked_for_are_recorded_whole_and_no_others(tmp_path):
     assert directory == tmp_path / "profiles" / "step-00000008-rank-0"
     assert sorted(file.name for file in directory.iterdir()) == ["collectives.json", "facts.json", "trace.json.gz"]
     assert log.events == [("profile", 10, {"steps": [9, 10], "directory": str(directory)})]
-    assert (desk.answers, log.paused) == (1, ["profile", "profile"])
+    assert (requests.answers, log.paused) == (1, ["profile", "profile"])
     found = summarize(directory)
     assert (found.first_step, found.last_step, found.device) == (9, 10, "CPU")
     assert {row.name: row.calls for row in found.operators}["aten::sigmoid"] == (8 + 9) / 2
@@ -61,25 +61,25 @@ def test_the_steps_asked_for_are_recorded_whole_and_no_others(tmp_path):
 
 
 def test_a_run_that_ends_writes_the_steps_that_it_had(tmp_path):
-    desk, log = Desk(50), Log()
-    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    requests, log = Requests(50), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, requests, log)
     for step in range(3):
         recorder.between_steps(step)
         torch.ones(2, 2).exp()
     recorder.finish(3)
     recorder.finish(3)
     found = summarize(directory_of(tmp_path, 0, 0))
-    assert (found.first_step, found.last_step, desk.answers, len(log.events)) == (1, 3, 1, 1)
+    assert (found.first_step, found.last_step, requests.answers, len(log.events)) == (1, 3, 1, 1)
     assert {row.name: row.calls for row in found.operators}["aten::exp"] == 1
 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path, capsys):
     (tmp_path / "profiles").write_text("a file where the folder should be")
-    desk, log = Desk(1), Log()
-    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    requests, log = Requests(1), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, requests, log)
     recorder.between_steps(0)
     recorder.between_steps(1)
-    assert (desk.answers, log.events) == (1, []), "whoever waits is answered"
+    assert (requests.answers, log.events) == (1, []), "whoever waits is answered"
     assert "the profile of steps 1 to 1 is not written" in capsys.readouterr().out
 
 
@@ -87,8 +87,8 @@ def sent_by_axis(base):
     """On two ranks: two steps with collectives of known sizes -> (axis, kind, calls, bytes) and seconds of each."""
     mesh = make_mesh(MeshLayout(1, 1, 2, 1, 1, 1), "cpu")
     rank, loss, fsdp = dist.get_rank(), mesh.loss_group, mesh.dense["fsdp"].get_group()
-    desk = Desk(2)
-    recorder = StepRecorder(Path(base), rank, CPU, mesh.axes_of_groups(), desk, Log())
+    requests = Requests(2)
+    recorder = StepRecorder(Path(base), rank, CPU, mesh.axes_of_groups(), requests, Log())
     dist.all_reduce(torch.ones(99), group=loss)  # before: not of the profile
     for step in range(4):
         recorder.between_steps(step)
@@ -129,7 +129,7 @@ def names_of_groups(layout):
 
 def test_the_second_step_is_counted_once_and_what_is_logged_is_not_in_it(tmp_path):
     log = Log()
-    recorder = StepRecorder(tmp_path, 0, CPU, {}, Desk(0, after=99), log, counted=6)
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, Requests(0, after=99), log, counted=6)
     for step in range(4, 8):
         recorder.between_steps(step)
         for _ in range(step):
@@ -141,7 +141,7 @@ def test_the_second_step_is_counted_once_and_what_is_logged_is_not_in_it(tmp_pat
 
 
 def test_a_run_that_ends_inside_the_counted_step_leaves_no_profiler_on(tmp_path):
-    recorder = StepRecorder(tmp_path, 0, CPU, {}, Desk(0, after=99), Log(), counted=1)
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, Requests(0, after=99), Log(), counted=1)
     recorder.between_steps(0)
     assert torch.autograd._profiler_enabled()
     recorder.close()

@@ -18,7 +18,7 @@ from windlass.model.open_config import architecture_of
 from windlass.parallel.activations import Workload, plan_recompute
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import RankFailed
@@ -58,7 +58,7 @@ def test_what_is_refused_beside_a_backward_that_is_cut_in_two_is_wrong(reference
     case = layout_of(model, words)
     parallel = ParallelConfig(recompute=case.recompute, compile=case.compile, zero=case.zero, **dict(case.sharding))
     with pytest.raises(UserError, match=r"parallel\.schedule="):
-        check_layout(parallel, beside=Beside(policy=case.policy))
+        check_layout(parallel, others=OtherSettings(policy=case.policy))
     error, said = WRONG[cell]
     with pytest.raises(error, match=said):
         CHECKS[check](references, ranks, model, words)

@@ -39,7 +39,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
-        self._bounce: Bounce | None = None
+        self._bounce: BounceBuffers | None = None
 
     def make(self, tensors: dict[str, torch.Tensor]) -> None:
         """The buffers of these tensors, ahead of `copy`."""
@@ -57,7 +57,7 @@ class Staging:
             else:
                 far.append((self._buffer(name, shard), shard))
         if far:
-            self._bounce = self._bounce or Bounce()
+            self._bounce = self._bounce or BounceBuffers()
             self._bounce.copy(far)
         return {name: self._buffers[name] for name in shards}
 
@@ -81,7 +81,7 @@ def _event(source: torch.Tensor) -> Callable[[], object]:
     return torch.cuda.current_stream(source.device).record_event().synchronize
 
 
-class Bounce:
+class BounceBuffers:
     """Two pinned buffers that bytes of a device pass through on their way to memory that is not pinned."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES, pinned: bool = True, fence: Fence = _event):

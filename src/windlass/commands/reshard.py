@@ -32,7 +32,7 @@ from windlass.model.lora.adapter import adapter_of
 from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.ranks.owned_part import ranges_at
@@ -62,8 +62,8 @@ def move(
     layout, architecture = layout_of(config, num_ranks), architecture_from_hf(trainer_state["model"])
     is_nf4 = config.adapter.base == "nf4"
     adds_in_bf16 = config.precision.gradients == "bf16"
-    beside = Beside(config.precision.policy, config.optim.kind, is_nf4=is_nf4, adds_in_bf16=adds_in_bf16)
-    check_layout(config.parallel, architecture, layout.world, beside)
+    others = OtherSettings(config.precision.policy, config.optim.kind, is_nf4=is_nf4, adds_in_bf16=adds_in_bf16)
+    check_layout(config.parallel, architecture, layout.world, others)
     parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})
     yield f"{source}: {len(parts)} tensors of {checkpoint.manifest.world} ranks, for {layout.world} ranks: {_axes(layout)}"
@@ -86,8 +86,8 @@ def config_with(trainer_state: Mapping[str, Any], settings: Mapping[str, Any]) -
     given, length = settings.get("parallel", {}), trainer_state["config"]["data"]["sequence_length"]
     with contextlib.suppress(ValidationError):  # which check_recipe says in a sentence
         parallel = ParallelConfig.model_validate(given)
-        beside = Beside(sequence_length=length, is_length_fixed=True)
-        check_layout(parallel, architecture_from_hf(trainer_state["model"]), None, beside)
+        fixed = OtherSettings(sequence_length=length, is_length_fixed=True)
+        check_layout(parallel, architecture_from_hf(trainer_state["model"]), None, fixed)
     return check_recipe({**trainer_state["config"], "parallel": given})
 
 
@@ -112,14 +112,14 @@ def layout_of(config: RunConfig, num_ranks: int | None) -> MeshLayout:
     return layout
 
 
-class Held(NamedTuple):
+class CutParameter(NamedTuple):
     """How a parameter is cut: its shape, and its parts, each with the first rank that holds it."""
 
     shape: list[int]
     parts: list[RankPart]
 
 
-def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLayout) -> dict[str, Held]:
+def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLayout) -> dict[str, CutParameter]:
     """Parameter name -> how `layout` cuts it. One process, shapes only. Raises UserError where the model cannot be cut so."""
     assert not dist.is_initialized(), "this process acts as other ranks"
     # none of these changes which rank holds what: the first would allocate, the others do nothing on shapes
@@ -137,7 +137,7 @@ def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLay
             program = build_program(architecture, parallel, precision, mesh, shapes, nothing, adapter=adapter)
             for record in program.records():
                 parts = [RankPart(rank + others, box) for rank, box in _boxes(record.tensor, own_rank)]
-                held[record.name] = Held(list(record.logical_shape), parts)
+                held[record.name] = CutParameter(list(record.logical_shape), parts)
         finally:
             dist.destroy_process_group()
     return held
@@ -157,7 +157,7 @@ def _boxes(parameter: torch.Tensor, own_rank: int) -> list[tuple[int, Box]]:
     return sorted((rank, box) for box, rank in found.items())
 
 
-def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, Held]) -> dict[str, list[RankPart]]:
+def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, CutParameter]) -> dict[str, list[RankPart]]:
     """The parts of every saved tensor: of parameters and of states of their shape as the parameters', of the rest whole."""
     parts = {}
     for name, tensor in tensors.items():

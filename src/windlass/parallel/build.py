@@ -42,14 +42,14 @@ def _unwatched(_part: Decoder) -> None:
 
 
 @dataclass(frozen=True)
-class Probe:
+class BuildHooks:
     """What a proof asks for: other sizes of chunks, and a call with each part of the model that this rank holds, filled."""
 
     chunks: Chunks = USUAL
     watch: Callable[[Decoder], None] = _unwatched
 
 
-UNWATCHED: Final = Probe()
+NO_HOOKS: Final = BuildHooks()
 
 
 def check_compiler(config: ParallelConfig, device_type: str) -> None:
@@ -92,7 +92,7 @@ def build_program(
     fill: Fill,
     frozen: Collection[str] = (),
     recompute: Sequence[str] | None = None,
-    probe: Probe = UNWATCHED,
+    hooks: BuildHooks = NO_HOOKS,
     adapter: Adapter | None = None,
 ) -> Program:
     """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
@@ -104,9 +104,9 @@ def build_program(
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
         if stages is None:
-            parts = [Decoder(architecture, chunks=probe.chunks, adapter=adapter)]
+            parts = [Decoder(architecture, chunks=hooks.chunks, adapter=adapter)]
         else:
-            parts = stages.parts(architecture, mesh.coordinate["pp"], probe.chunks, adapter)
+            parts = stages.parts(architecture, mesh.coordinate["pp"], hooks.chunks, adapter)
     base = frozen_base(architecture, adapter)
     for part in parts:
         store(part, precision, base)
@@ -120,7 +120,7 @@ def build_program(
     fill({**named, **masters})
     fill_copies(named, masters)
     for part in parts:
-        probe.watch(part)
+        hooks.watch(part)
     program: Program
     if stages is not None:
         program = PipelineProgram(parts, stages, mesh, precision, config, base)

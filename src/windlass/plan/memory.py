@@ -48,7 +48,7 @@ STATISTIC: Final = 4  # bytes of a row's norm or of a query's softmax, in fp32
 
 
 @dataclass(frozen=True)
-class Standing:
+class LastingBytes:
     """Bytes between two steps; `gathered` during one."""
 
     weights: int
@@ -63,7 +63,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Passing:
+class StepBytes:
     """Bytes at the peak of one micro-batch: what all blocks keep, and beside it the larger of the head and of one block's
     backward."""
 
@@ -108,7 +108,7 @@ class RankMemory:
     def _computed(self) -> int:
         return SIZES[self.precision.computed]
 
-    def standing(self) -> Standing:
+    def standing(self) -> LastingBytes:
         """What parameters cost."""
         stored, computed = SIZES[self.precision.stored], self._computed
         base = frozen_base(self.architecture, self.adapter)
@@ -124,7 +124,7 @@ class RankMemory:
             if name not in still:
                 gradients += elements * (SIZES[self.precision.added] if self.has_masters else stored)
                 states += self._states(name, shape, elements)
-        return Standing(weights, copies, gradients, states, self._gathered(whole, gradients))
+        return LastingBytes(weights, copies, gradients, states, self._gathered(whole, gradients))
 
     def _states(self, name: str, shape: tuple[int, ...], elements: int) -> int:
         kept = SIZES[self.precision.kept]
@@ -158,14 +158,14 @@ class RankMemory:
         unit = max(blocks * share, edge)
         return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
 
-    def passing(self, micro_batch: int, length: int, recompute: str) -> Passing:
+    def passing(self, micro_batch: int, length: int, recompute: str) -> StepBytes:
         """What a micro-batch of [micro_batch, length] tokens costs."""
         tokens, hidden = micro_batch * length, self.architecture.hidden_size
         kept = sum(self.block(recompute, index) for index in range(self.architecture.num_layers))
         again = 0 if recompute == "none" else self.block("none", 0)
         own = (3 * self._inner(0) + 2 * hidden) * self._computed
         edges = 3 * hidden * self._computed  # final norm, its input, and the hidden states' gradient
-        return Passing(tokens * (kept + edges), self._head(tokens), tokens * (again + own))
+        return StepBytes(tokens * (kept + edges), self._head(tokens), tokens * (again + own))
 
     def block(self, recompute: str, index: int) -> int:
         """Bytes per token that block `index` keeps."""

@@ -40,7 +40,7 @@ def directory_of(run_directory: Path, step: int, rank: int) -> Path:
     return run_directory / PROFILES / f"step-{step:08d}-rank-{rank}"
 
 
-class Desk(Protocol):
+class ProfileRequests(Protocol):
     """Where requests come in; a Heartbeat is one."""
 
     def profile_asked(self) -> int: ...
@@ -123,12 +123,12 @@ class StepRecorder:
         rank: int,
         device: torch.device,
         axes: Mapping[str, str],
-        desk: Desk,
+        requests: ProfileRequests,
         log: Log,
         counted: int | None = None,
     ):
         self._run_directory, self._rank, self._device, self._axes = run_directory, rank, device, axes
-        self._desk, self._log = desk, log
+        self._requests, self._log = requests, log
         self._recording: _Recording | None = None
         self._counted = counted
         self._counts: StepCounts | None = None
@@ -136,7 +136,7 @@ class StepRecorder:
     def between_steps(self, step: int) -> None:
         """Called before every step; `step`: completed updates."""
         if self._recording is None:
-            if steps := self._desk.profile_asked():
+            if steps := self._requests.profile_asked():
                 with self._log.pause("profile"):
                     self._recording = _Recording(step, step + steps, self._device)
             elif step + 1 == self._counted:
@@ -176,7 +176,7 @@ class StepRecorder:
             except (OSError, RuntimeError) as error:  # Kineto raises RuntimeError where it cannot write
                 problem = str(error)
             recording.close()
-        self._desk.profile_answered()
+        self._requests.profile_answered()
         if problem:
             say(f"the profile of steps {recording.first + 1} to {step} is not written: {problem}")
         else:

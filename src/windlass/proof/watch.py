@@ -25,7 +25,7 @@ from windlass.model.chunks import Chunks
 from windlass.model.head.loss import IGNORED
 from windlass.model.transformer import Decoder
 from windlass.optim.rules import frozen_names
-from windlass.parallel.build import Probe, build_program
+from windlass.parallel.build import BuildHooks, build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
@@ -213,11 +213,11 @@ def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Se
     """On every rank: `config` trained by the real loop, watched; what is done in chunks is done in `chunks`."""
     seen = Seen([], [], [], {}, {}, {}, [], 0)
     streams = Streams(seen.streams)
-    probe = Probe(chunks, streams.attach)
+    hooks = BuildHooks(chunks, streams.attach)
     with (
         contextlib.redirect_stdout(io.StringIO()),
         start_runtime() as runtime,
-        assemble(config, runtime, is_prepared=True, probe=probe) as run,
+        assemble(config, runtime, is_prepared=True, hooks=hooks) as run,
     ):
         mesh = run.program.mesh  # its coordinates, not the property that the loader uses: that is proved here
         seen.batch_rank = mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]

@@ -8,7 +8,7 @@ from functools import partial
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
-from windlass.parallel.build import UNWATCHED, Probe
+from windlass.parallel.build import NO_HOOKS, BuildHooks
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
 from windlass.training.announce import announce
@@ -34,7 +34,7 @@ def assemble(
     config: RunConfig,
     runtime: Runtime,
     is_prepared: bool = False,
-    probe: Probe = UNWATCHED,
+    hooks: BuildHooks = NO_HOOKS,
     own: OwnParts = OURS,
 ) -> Run:
     """Everything that training `config` needs, on this rank. `is_prepared`: the caller has just prepared the data. Collective.
@@ -45,18 +45,18 @@ def assemble(
         ExitStack() as opened,
     ):
         resolved = resolve(config, runtime, is_prepared, own.room, opened)
-        run = _make(resolved, runtime, probe, own, opened)
+        run = _make(resolved, runtime, hooks, own, opened)
         run.opened = opened.pop_all()
         return run
 
 
-def _make(resolved: Resolved, runtime: Runtime, probe: Probe, own: OwnParts, opened: ExitStack) -> Run:
+def _make(resolved: Resolved, runtime: Runtime, hooks: BuildHooks, own: OwnParts, opened: ExitStack) -> Run:
     config, trainer_state, prepared, plan, sentences = resolved
     architecture, adapter, rules, recompute = plan
     console = open_console(config, runtime)
     base = base_of(config, runtime, trainer_state)
     fill = kept_weights(config, architecture) if trainer_state else starting_weights(config, architecture)
-    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe, adapter)
+    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, hooks, adapter)
     mirror = open_mirror(config, runtime)
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent

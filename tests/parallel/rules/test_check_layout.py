@@ -9,7 +9,7 @@ from tests import tiny
 from windlass.errors import SeveralErrors, UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.training.loop import train
 
 SIZES = {"vocab_size": 150, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
@@ -43,11 +43,11 @@ def test_one_violation_is_raised_as_itself():
 
 
 def test_a_length_waits_for_a_model_that_can_be_cut():
-    beside = Beside(sequence_length=30)
-    assert refused({"tp": 16}, MODEL, beside=beside).given.startswith("parallel.tp=16 for a model of 8 query heads")
-    assert refused({"tp": 4}, MODEL, beside=beside).given == "data.sequence_length=30 with parallel.tp=4"
+    others = OtherSettings(sequence_length=30)
+    assert refused({"tp": 16}, MODEL, others=others).given.startswith("parallel.tp=16 for a model of 8 query heads")
+    assert refused({"tp": 4}, MODEL, others=others).given == "data.sequence_length=30 with parallel.tp=4"
     short = ModelConfig(family="qwen3", max_position_embeddings=20, **HEADS, **SIZES).architecture()
-    error = refused({"tp": 4}, short, beside=beside)
+    error = refused({"tp": 4}, short, others=others)
     assert [one.given.partition(" with ")[0] for one in error.errors] == [
         "data.sequence_length=30 for a model of 20 positions",
         "data.sequence_length=30",
@@ -55,9 +55,9 @@ def test_a_length_waits_for_a_model_that_can_be_cut():
 
 
 def test_a_world_brings_the_ranks_of_experts_and_the_batch():
-    beside = Beside(sequence_length=8, tokens_per_step=24)
-    check_layout(ParallelConfig(), MODEL, 3, beside)
-    assert refused({}, MODEL, 2, beside=beside).given.startswith("run.tokens_per_step=24 (3 sequences) on 2 ranks")
+    others = OtherSettings(sequence_length=8, tokens_per_step=24)
+    check_layout(ParallelConfig(), MODEL, 3, others)
+    assert refused({}, MODEL, 2, others=others).given.startswith("run.tokens_per_step=24 (3 sequences) on 2 ranks")
     assert refused({"expert": 2}, None, 3).given == "parallel.expert=2 with parallel.shard=3"
     check_layout(ParallelConfig(expert=2))  # which may run on 2
 
@@ -112,10 +112,10 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known_
 
 
 def test_gradients_are_added_in_bf16_on_one_process_alone():
-    beside = Beside(adds_in_bf16=True)
-    check_layout(ParallelConfig(), world=1, beside=beside)
+    others = OtherSettings(adds_in_bf16=True)
+    check_layout(ParallelConfig(), world=1, others=others)
     with pytest.raises(UserError) as caught:
-        check_layout(ParallelConfig(), world=2, beside=beside)
+        check_layout(ParallelConfig(), world=2, others=others)
     assert (
         caught.value.given == "precision.gradients=bf16 on 2 ranks" and "precision.reduce=bf16" in caught.value.change
     )

@@ -7,7 +7,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import MeshLayout, ParallelConfig
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.degrees import check_exchange, degree_errors, head_errors, nf4_errors, position_errors
 
 
@@ -149,13 +149,13 @@ def test_a_length_is_refused_with_what_the_model_can_have_too():
 
 def test_a_size_that_the_model_cannot_have_is_refused_before_a_length_that_would_not_help():
     with pytest.raises(UserError, match=r"parallel\.tp=3 for a model of 8 query heads"):
-        check_layout(ParallelConfig(tp=3), architecture(), beside=Beside(sequence_length=256))
+        check_layout(ParallelConfig(tp=3), architecture(), others=OtherSettings(sequence_length=256))
     with pytest.raises(UserError, match=r"context=3 with parallel\.context_kind=ulysses for a model of 8 query heads"):
         check_layout(
-            ParallelConfig(context=3, context_kind="ulysses"), architecture(), beside=Beside(sequence_length=256)
+            ParallelConfig(context=3, context_kind="ulysses"), architecture(), others=OtherSettings(sequence_length=256)
         )
     with pytest.raises(UserError, match=r"data\.sequence_length=256 with parallel\.tp=3"):
-        check_layout(ParallelConfig(tp=3), beside=Beside(sequence_length=256))
+        check_layout(ParallelConfig(tp=3), others=OtherSettings(sequence_length=256))
 
 
 def test_a_kind_of_exchange_without_ranks_that_exchange_is_refused():
@@ -195,5 +195,5 @@ def test_nf4_cuts_rows_at_whole_blocks():
     assert error.given == "adapter.base=nf4 with parallel.tp=2 for a model of 320 channels of the MLP"
     assert error.change == "use parallel.tp=1, or adapter.base=plain" and not list(nf4_errors(1, narrow))
     with pytest.raises(UserError, match=r"adapter\.base=nf4 with parallel\.tp=2"):
-        check_layout(ParallelConfig(tp=2), narrow, 2, Beside(is_nf4=True))
-    check_layout(ParallelConfig(tp=2), narrow, 2, Beside())
+        check_layout(ParallelConfig(tp=2), narrow, 2, OtherSettings(is_nf4=True))
+    check_layout(ParallelConfig(tp=2), narrow, 2, OtherSettings())

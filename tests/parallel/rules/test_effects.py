@@ -4,7 +4,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.effects import fp8_errors, unit_errors
 
 
@@ -76,7 +76,7 @@ def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, nam
 )
 def test_layouts_with_other_scales_are_refused_beside_fp8(given, named, remedy):
     with pytest.raises(UserError) as caught:
-        check_layout(ParallelConfig(**given), beside=Beside(policy="fp8"))
+        check_layout(ParallelConfig(**given), others=OtherSettings(policy="fp8"))
     assert caught.value.given == f"{named} with precision.policy=fp8"
     assert all(f"parallel.{key}={value}" in caught.value.change for key, value in remedy.items() if key != "pp")
     assert not list(fp8_errors(ParallelConfig(**remedy), "fp8"))

@@ -7,7 +7,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules import pipeline
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.pipeline import check_torch, micro_batch_errors, stage_errors
 from windlass.parallel.rules.schedules import KINDS
 
@@ -92,8 +92,8 @@ def test_settings_that_a_pipeline_cannot_have_are_refused_by_name(given, said, r
 @pytest.mark.parametrize("policy", ["bf16", "fp16", "bf16-pure"])
 def test_gradients_that_would_be_added_up_in_16_bits_are_refused(schedule, policy):
     with pytest.raises(UserError) as caught:
-        check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), beside=Beside(policy=policy))
+        check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), others=OtherSettings(policy=policy))
     assert f"over the micro-batches in {policy}" in caught.value.rule
-    check_layout(ParallelConfig(pp=2, zero=0, schedule=schedule), beside=Beside(policy=policy))
-    check_layout(ParallelConfig(pp=2, shard=2, schedule="interleaved-1f1b"), beside=Beside(policy=policy))
-    check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), beside=Beside(policy="fp32"))
+    check_layout(ParallelConfig(pp=2, zero=0, schedule=schedule), others=OtherSettings(policy=policy))
+    check_layout(ParallelConfig(pp=2, shard=2, schedule="interleaved-1f1b"), others=OtherSettings(policy=policy))
+    check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), others=OtherSettings(policy="fp32"))

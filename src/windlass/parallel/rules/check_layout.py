@@ -30,7 +30,7 @@ from windlass.parallel.rules.pipeline import pipeline_errors, split_errors, stag
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherSettings:
     """Settings of other sections that layout rules read. None: not known, and the rules that need it are left out."""
 
     policy: str | None = None
@@ -53,14 +53,14 @@ def check_layout(
     parallel: ParallelConfig,
     architecture: Architecture | None = None,
     world: int | None = None,
-    beside: Beside = Beside(),
+    others: OtherSettings = OtherSettings(),
 ) -> None:
     """Raises one UserError that lists every violation, in the order of the rules below."""
-    raise_all(layout_errors(parallel, architecture, world, beside))
+    raise_all(layout_errors(parallel, architecture, world, others))
 
 
 def layout_errors(
-    parallel: ParallelConfig, architecture: Architecture | None, world: int | None, beside: Beside
+    parallel: ParallelConfig, architecture: Architecture | None, world: int | None, others: OtherSettings
 ) -> Iterator[UserError]:
     """All violations."""
     contradictions = list(axis_errors(parallel))
@@ -69,27 +69,27 @@ def layout_errors(
     yield from context_errors(parallel.context, parallel.context_kind)
     yield from expert_errors(parallel.expert, parallel.zero_stage)
     yield from pipeline_errors(parallel)
-    if beside.policy is not None:
-        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, beside.policy)
-        yield from fp8_errors(parallel, beside.policy)
-    sizes = list(_model_errors(parallel, architecture, beside)) if architecture is not None else []
+    if others.policy is not None:
+        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, others.policy)
+        yield from fp8_errors(parallel, others.policy)
+    sizes = list(_model_errors(parallel, architecture, others)) if architecture is not None else []
     yield from sizes
-    if beside.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
-        yield from _length_errors(parallel, architecture, beside.sequence_length, beside.is_length_fixed)
+    if others.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
+        yield from _length_errors(parallel, architecture, others.sequence_length, others.is_length_fixed)
     if world is not None and not contradictions:
-        yield from _world_errors(parallel, world, beside)
+        yield from _world_errors(parallel, world, others)
     elif parallel.shard > 0 and parallel.zero_stage:
         yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
 
 
-def _model_errors(parallel: ParallelConfig, architecture: Architecture, beside: Beside) -> Iterator[UserError]:
+def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
     degrees = list(degree_errors(parallel.tp, architecture))
-    if beside.is_nf4 and not degrees:
+    if others.is_nf4 and not degrees:
         yield from nf4_errors(parallel.tp, architecture)
     yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
     yield from stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
     yield from unit_errors(parallel, architecture.num_layers)
-    yield from model_expert_errors(architecture, parallel, beside.optimizer)
+    yield from model_expert_errors(architecture, parallel, others.optimizer)
 
 
 def _length_errors(
@@ -100,7 +100,7 @@ def _length_errors(
     yield from position_errors(parallel.tp, length, parallel.context, parallel.context_kind, architecture, is_fixed)
 
 
-def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Iterator[UserError]:
+def _world_errors(parallel: ParallelConfig, world: int, others: OtherSettings) -> Iterator[UserError]:
     try:
         layout = parallel.layout(world)
     except UserError as error:
@@ -108,14 +108,14 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
         return
     if parallel.zero_stage:  # zero 0 has no experts over ranks at all
         yield from expert_rank_errors(layout.expert, layout.shard, layout.context)
-    if beside.adds_in_bf16 and world > 1:
+    if others.adds_in_bf16 and world > 1:
         yield UserError(
             f"precision.gradients=bf16 on {world} ranks",
             "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
             "remove precision.gradients (a run goes on without it by run.accept_drift=[precision.gradients]); "
             "precision.reduce=bf16 halves what is sent",
         )
-    if beside.tokens_per_step is not None and beside.sequence_length is not None:
-        batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
-        more = (beside.is_micro_batch_auto, beside.sequences_per_sample)
+    if others.tokens_per_step is not None and others.sequence_length is not None:
+        batch = (others.tokens_per_step, others.sequence_length, others.micro_batch)
+        more = (others.is_micro_batch_auto, others.sequences_per_sample)
         yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp, *more)

@@ -12,7 +12,7 @@ from windlass.model.lora.adapter import Adapter
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
+from windlass.parallel.build import NO_HOOKS, BuildHooks, Fill, build_program
 from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
@@ -27,7 +27,7 @@ def open_program(
     rules: Rules,
     recompute: Sequence[str],
     fill: Fill,
-    probe: Probe = UNWATCHED,
+    hooks: BuildHooks = NO_HOOKS,
     adapter: Adapter | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Program, Optimizer]:
@@ -35,7 +35,7 @@ def open_program(
     mesh = mesh or make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
     precision = precision_of(config.precision)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), recompute, probe, adapter)
+    program = build_program(*parts, fill, frozen_names(rules), recompute, hooks, adapter)
     return program, optimizer_of(config, program, rules, precision)
 
 
