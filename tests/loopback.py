@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._file(name, parts[split + 1], "/".join(parts[split + 2 :]))
 
     def _entries(self, files):
-        """Files and the folders that they lie in, as a tree lists them."""
+        """Files and the folders that they are in, as a tree lists them."""
         folders = {"/".join(path.split("/")[:n]) for path in files for n in range(1, path.count("/") + 1)}
         found = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
         return found + [

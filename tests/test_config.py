@@ -156,7 +156,7 @@ def test_a_recipe_that_is_no_mapping_is_refused(write):
         load_recipe(write("run: {steps: 3\nmodel: ]"))
 
 
-def test_overrides_stand_over_the_recipe_and_are_kept_with_it(write):
+def test_overrides_replace_the_recipes_values_and_are_kept_with_it(write):
     config = load_recipe(write(), "optim.beta1=0.5", "checkpoint.async=false", "checkpoint.keep_steps=[0, 5]")
     assert (config.optim.beta1, config.checkpoint.async_, config.checkpoint.keep_steps) == (0.5, False, [0, 5])
     assert config.recipe.startswith("# override: optim.beta1=0.5\n# override: checkpoint.async=false\n")

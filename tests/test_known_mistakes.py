@@ -23,7 +23,7 @@ from windlass.model.transformer import Decoder
 from windlass.optim import adamw, clip, groups, schedule
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import NO_RULES
-from windlass.parallel import invariants as census
+from windlass.parallel import invariants
 from windlass.parallel.records import Record
 from windlass.proof.pool import RankFailed
 from windlass.training import drift
@@ -179,7 +179,7 @@ def _stale():
     optimizer = adamw.AdamW(before, OptimConfig())
 
     try:
-        census.check_optimizer(optimizer.param_groups, program.records())
+        invariants.check_optimizer(optimizer.param_groups, program.records())
     except BadLayout:
         return True
     return False

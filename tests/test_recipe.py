@@ -247,7 +247,7 @@ def test_scripts_and_manifests_hold_no_value_of_the_environment(key, where):
 
 
 @pytest.mark.parametrize("letter", [" ", "\t", "\n", "'", '"', "<", ">", "`"])
-def test_a_url_whose_end_messages_could_not_tell_is_refused_without_it(letter):
+def test_a_url_whose_end_messages_could_not_show_is_refused_without_it(letter):
     with pytest.raises(UserError) as caught:
         with_environment({"path": f"https://h/x?sig=5ec{letter}ret"}, environ={})
     assert caught.value.given.startswith("path is a URL that holds white space") and "ret" not in str(caught.value)

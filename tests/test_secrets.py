@@ -192,7 +192,7 @@ PLACES = [
 @pytest.mark.parametrize(
     "url", [f"http://me:{NOT_SIGNED}@127.0.0.1:9/x", f"http://127.0.0.1:9/x.jsonl?sig={NOT_SIGNED}"]
 )
-def test_wherever_a_url_stands_its_refusal_has_no_secret(tmp_path, monkeypatch, capfd, place, url):
+def test_wherever_a_url_is_its_refusal_has_no_secret(tmp_path, monkeypatch, capfd, place, url):
     made = tiny.recipe(tmp_path).model_dump(mode="json", by_alias=True, exclude_none=True)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What every room's config stands on."""
+"""What every room's config is built on."""
 
 import ast
 import re

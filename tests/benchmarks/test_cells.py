@@ -147,7 +147,7 @@ def test_trials_and_measurements_and_other_scripts_are_never_merged(tmp_path):
 # ---- what goes wrong in a cell
 
 
-def test_a_cell_that_fails_is_told_in_its_row_and_the_others_go_on(tmp_path, capsys):
+def test_a_cell_that_fails_is_reported_in_its_row_and_the_others_go_on(tmp_path, capsys):
     path = "/somewhere/deep/in/a/machine"
     given = [
         cell("memory", torch.OutOfMemoryError("Tried to allocate 2.00 GiB")),

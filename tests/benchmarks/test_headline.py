@@ -11,7 +11,7 @@ def row(preset):
     return next(row for row in ROWS if row.preset == preset)
 
 
-def test_the_bars_stand_beside_their_models():
+def test_the_bars_are_beside_their_models():
     bars = {row.preset: (row.sequence_length, row.bar, row.goal) for row in ROWS}
     assert bars["smollm3-3b"] == (8192, 24_600, 29_100) and bars["llama-3.1-8b"] == (4096, 12_000, 13_300)
     assert list(bars) == ["smollm3-3b", "llama-3.1-8b", "qwen3-4b", "qwen2.5-1.5b"]

@@ -39,10 +39,10 @@ def test_text_is_that_of_the_files_in_the_order_of_their_paths(tmp_path):
 def test_a_trial_learns_and_is_held_against_fp32(tmp_path, capsys):
     out = tmp_path / "trial.json"
     assert main(["--device", "cpu", "--tiny", "--only", "^(fp32|bf16)$", "--out", str(out)]) == 0
-    truth, bf16 = (cell["result"] for cell in json.loads(out.read_text())["cells"])
-    assert len(truth["losses"]) == 20 and truth["tokens"] == 19 * 8 * 64, "before the last step"
-    assert truth["losses"][-1] < truth["losses"][0] and truth["training"] == pytest.approx(
-        sum(truth["losses"][-4:]) / 4, abs=1e-4
+    fp32, bf16 = (cell["result"] for cell in json.loads(out.read_text())["cells"])
+    assert len(fp32["losses"]) == 20 and fp32["tokens"] == 19 * 8 * 64, "before the last step"
+    assert fp32["losses"][-1] < fp32["losses"][0] and fp32["training"] == pytest.approx(
+        sum(fp32["losses"][-4:]) / 4, abs=1e-4
     )
-    assert 0 < abs(bf16["validation"] - truth["validation"]) < 0.01
+    assert 0 < abs(bf16["validation"] - fp32["validation"]) < 0.01
     assert "bf16" in capsys.readouterr().out

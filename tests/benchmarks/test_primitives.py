@@ -45,7 +45,7 @@ def dtype(request, has_fp8):
     return request.param
 
 
-def test_a_cpu_without_fp8_products_is_told(monkeypatch):
+def test_a_cpu_without_fp8_products_is_reported(monkeypatch):
     def refuse(*_args, **_settings):
         raise RuntimeError("could not create a primitive descriptor")
 

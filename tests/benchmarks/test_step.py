@@ -94,7 +94,7 @@ def test_steps_on_a_gpu_are_timed_between_their_ends(monkeypatch):
     assert made.host_s < 0.01 and clock.now == 50.0 * (10 + step.WARM_UP_STEPS)
 
 
-def test_what_does_not_fit_steps_down_and_is_told(monkeypatch):
+def test_what_does_not_fit_steps_down_and_is_reported(monkeypatch):
     tried = []
 
     def measure(setup, device, seconds):

@@ -1,4 +1,4 @@
-"""The clock: medians over repeats, the kernels of a call, and sensors that tell nothing where there are none."""
+"""The clock: medians over repeats, the kernels of a call, and sensors that report nothing where there are none."""
 
 import time
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from timed import MIN_REPEATS, Sensors, Timer, kernels_of
 CPU = torch.device("cpu")
 
 
-def test_the_median_is_told_and_repeats_fill_the_time():
+def test_the_median_is_reported_and_repeats_fill_the_time():
     calls = []
 
     def call():

@@ -245,7 +245,7 @@ def load_stages(directory: Path) -> str | None:
 
 
 def fail_in_background(directory: Path, surface: str) -> tuple[str, str, bool]:
-    """Rank 1 cannot write step 2 in the background -> what this rank is told, and whether a retry commits."""
+    """Rank 1 cannot write step 2 in the background -> what this rank gets, and whether a retry commits."""
     checkpoints = make_checkpoints(directory, asynchronous=True)
     checkpoints.save(1, constant_state(1.0), {}, {})
     checkpoints.wait()
@@ -283,7 +283,7 @@ def save_while_training(directory: Path) -> bool:
 
 
 def probe_directories(directories: list[Path]) -> str:
-    """What this rank is told when each rank has its own idea of the directory; each pretends to be a host of its
+    """What this rank gets when each rank has its own idea of the directory; each pretends to be a host of its
     own.
     """
     rank, world = dist.get_rank(), dist.get_world_size()

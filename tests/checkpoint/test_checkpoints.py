@@ -44,7 +44,7 @@ def test_one_process_without_torch_distributed_saves_and_restores_in_the_backgro
     assert make_run(tmp_path).restore(again) == {"samples": 3, "step": 1} and is_state_of(again, 1)
 
 
-def test_the_newest_save_is_told_once_with_its_cost(tmp_path):
+def test_the_newest_save_is_reported_once_with_its_cost(tmp_path):
     checkpoints = make_run(tmp_path, **{"async": True})
     for step in (1, 2):
         checkpoints.save(step, make_tensors(step), {}, {}, metric=float(step))

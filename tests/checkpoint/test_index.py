@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory):
     return Checkpoint.open(run / "checkpoints/step-00000100")
 
 
-def test_the_index_says_where_the_bytes_of_each_tensor_lie(checkpoint):
+def test_the_index_says_where_the_bytes_of_each_tensor_are(checkpoint):
     tensors = read_index(checkpoint)
     assert {name: (one.dtype, one.shape) for name, one in tensors.items()} == {
         "model.big": ("float32", (1100, 1000)),

@@ -99,7 +99,7 @@ def test_the_shell_completes_behind_them(monkeypatch, capsys):
         assert caught.value.code == 0 and "rule" not in capsys.readouterr().out
 
 
-def test_what_stands_behind_two_dashes_is_no_setting(monkeypatch):
+def test_what_is_behind_two_dashes_is_no_setting(monkeypatch):
     monkeypatch.setattr("windlass.config.load_recipe", lambda recipe, *overrides: pytest.exit(f"{recipe} {overrides}"))
     with pytest.raises(pytest.exit.Exception, match=r"r\.yaml \('--run\.steps',\)"):
         cli.app(["prepare", "r.yaml", "--", "--run.steps"], standalone_mode=False)

@@ -12,7 +12,7 @@ from windlass.data.shards.mds import Reader
 from windlass.errors import UserError
 
 
-def test_the_list_is_what_the_run_was_given_and_what_was_lost_is_told(base, whole, tmp_path):  # noqa: F811
+def test_the_list_is_what_the_run_was_given_and_what_was_lost_is_reported(base, whole, tmp_path):  # noqa: F811
     config, rows = whole
     lines = list(consumed(config.run.directory, tmp_path / "list"))
     reader = Reader(base / "good" / "train")

@@ -36,7 +36,7 @@ def told(*arguments):
     return done.stdout
 
 
-def test_a_set_is_told_in_figures_and_one_sample(base):
+def test_a_set_is_reported_in_figures_and_one_sample(base):
     out = told(base / "tiny.yaml", "--set", "validation", "--sample", 1)
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert out.startswith(f"{base / 'data'}: validation (sets: train, validation)\n")
@@ -52,7 +52,7 @@ def test_a_sample_is_found_by_the_shard_and_row_that_a_run_names(base):
         told(base / "data", "--sample", "9/0")
 
 
-def test_a_directory_is_told_as_its_recipe_is(base):
+def test_a_directory_is_reported_as_its_recipe_is(base):
     assert told(base / "data") == told(base / "tiny.yaml")
 
 

@@ -40,13 +40,13 @@ def told(*arguments):
 
 
 @pytest.mark.parametrize("place", ["tiny.yaml", "data"])
-def test_clean_data_is_told_clean_with_what_was_looked_at(base, place):
+def test_clean_data_is_reported_clean_with_what_was_looked_at(base, place):
     code, lines = told(base / place)
     assert code == 0 and lines[-1] == "nothing found"
     assert lines[0].startswith("train: all ") and lines[1].startswith("validation: all ")
 
 
-def test_warnings_are_told_with_what_to_change_and_exit_0(base):
+def test_warnings_are_reported_with_what_to_change_and_exit_0(base):
     code, lines = told(base / "overlap.yaml")
     assert code == 0 and lines[-1] == "0 errors, 1 warnings"
     assert lines[0].startswith(

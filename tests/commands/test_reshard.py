@@ -190,7 +190,7 @@ def test_each_rank_then_reads_its_own_file(trained, ranks, tmp_path, layout, sha
         assert f"rank-{rank:05d}.bin" in read
 
 
-def test_muons_momentum_lies_as_its_matrix(trained, tmp_path):
+def test_muons_momentum_is_as_its_matrix(trained, tmp_path):
     first, _ = trained("tied", "muon")
     made = offline(first, tmp_path / "offline", "zero3 x4")
     cut = boxes(made)

@@ -46,7 +46,7 @@ def test_unpack_is_the_inverse():
 
 
 def corpus(lengths):
-    """Documents of these lengths (EOS included) with ids that tell where they come from, as one stream."""
+    """Documents of these lengths (EOS included) with ids that give where they come from, as one stream."""
     ids = np.arange(100, 100 + sum(lengths), dtype=np.int32)
     ids[np.cumsum(lengths) - 1] = EOS
     return ids
@@ -129,7 +129,7 @@ def test_the_end_of_a_cut_document_is_always_learned(length):
         assert (labels[:, 1:] == EOS).sum() == 3, cuts
 
 
-def test_isolation_tells_where_documents_begin_and_takes_targets_across_borders_away():
+def test_isolation_says_where_documents_begin_and_takes_targets_across_borders_away():
     ids = np.array([[EOS, 1, 2, EOS, 3, EOS, EOS, 4], [9, 1, 2, 3, 4, 5, 6, EOS]], np.int32)
     assert packing.most_documents(ids == EOS, ids) == 4
     documents, targets = isolate(ids == EOS, ids, 5)

@@ -1,4 +1,4 @@
-"""recipes/finetune: each recipe fits Qwen3-4B, its tiny twin trains and counts as the page says, its script makes chats."""
+"""recipes/finetune: each fits Qwen3-4B, its tiny proxy model trains and counts as the page says, its script makes chats."""
 
 import json
 import math
@@ -83,7 +83,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(COUNTED))
-def test_a_twin_trains_and_keeps_and_sends_what_the_page_says(ranks, folder, monkeypatch, name):
+def test_a_proxy_trains_and_keeps_and_sends_what_the_page_says(ranks, folder, monkeypatch, name):
     monkeypatch.setattr(finetune, "measure", measure)
     found = finetune.count(ranks, name, folder)
     assert found["per_rank"] == COUNTED[name]["per_rank"]

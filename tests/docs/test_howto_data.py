@@ -130,7 +130,7 @@ def train_in(directory, config):
 
 
 @pytest.mark.long
-def test_a_run_of_the_page_leaves_a_bad_shard_out_and_tells_what_it_consumed(place, ranks):
+def test_a_run_of_the_page_leaves_a_bad_shard_out_and_reports_what_it_consumed(place, ranks):
     (block,) = [given.values[0] for given in blocks("prepare-data.md") if "max_bad_shards" in given.values[0]]
     data = {**dict.fromkeys(tiny.recipe(place).data.model_dump(exclude_unset=True)), **yaml.safe_load(block)["data"]}
     length = data["sequence_length"]

@@ -61,7 +61,7 @@ def test_small_tables_of_questions_come_before_that_of_all_pairs(support):
     assert found["pp 1f1b"][support.LAYOUTS.index("zero 3")] == "refused" and found["lora"][0] == "yes"
 
 
-def test_cells_are_told_by_layout(support):
+def test_cells_are_reported_by_layout(support):
     cell = {"parallel.zero": 1, "parallel.pp": 2, "parallel.schedule": "zbv", "parallel.tp": 2, "precision.policy": "fp64",
             "data.isolate": True, "optim.kind": "adamw", "frozen": False, "dropout": True, "family": "gpt2", "tied": True,
             "test": "test_x.py::test_y"}  # fmt: skip

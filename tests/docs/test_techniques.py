@@ -120,7 +120,7 @@ def test_commands_of_a_page_are_recipes_that_pass(page):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where runs and their common data lie: words of random letters, so that a tokenizer of 512 entries is full."""
+    """Where runs and their common data are: words of random letters, so that a tokenizer of 512 entries is full."""
     base, draw = tmp_path_factory.mktemp("techniques"), random.Random(5)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choice(letters) for _ in range(draw.randint(2, 9))) for _ in range(400)]

@@ -1,4 +1,4 @@
-"""hub.cache is a local directory, for recipes that name something of the hub; both sections are told."""
+"""hub.cache is a local directory, for recipes that name something of the hub; both sections get it."""
 
 import pytest
 

@@ -202,7 +202,7 @@ def test_a_worker_whose_agent_is_gone_dies_at_once():
         assert (done.returncode, done.stdout) == code_and_output
 
 
-def test_what_a_process_without_launcher_tells_goes_to_its_terminal(monkeypatch, capsys):
+def test_what_a_process_without_launcher_prints_goes_to_its_terminal(monkeypatch, capsys):
     monkeypatch.delenv("WINDLASS_ERRORS", raising=False)
     local.show_error(UserError("given", "a rule", "a change"))
     assert capsys.readouterr().err == "windlass: given\n  rule:   a rule\n  change: a change\n"

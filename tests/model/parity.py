@@ -2,7 +2,7 @@
 
 In fp32 a gradient may be off by 1e-6 of its tensor's largest, or by ROUNDINGS times what transformers' own fp32 gradient is off
 from its fp64 one, on the machine that runs the test: with some CPUs' instructions that alone is 1e-6 to 7e-6 in two thirds of
-these models, and two computations in fp32 are no nearer to each other than to the truth. The largest quotient seen is 2.6, in 132
+these models, and two computations in fp32 are no nearer to each other than to fp64. The largest quotient seen is 2.6, in 132
 models on three instruction sets; a mistake is 1e-4 and more. In fp64 the same models are held to 1e-12. transformers rounds less
 in its eager attention than in sdpa, whose kernel ours is: 1.4e-6 and 4.9e-6 of StarCoder 2's third layer, ours 9.4e-6. Where
 eager attention is compared, the larger of both counts.

@@ -88,7 +88,7 @@ def test_of_layers_with_experts_the_first_half_is_compiled_and_no_operator_of_ex
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(("family", "num_graphs"), [("llama", 1), ("gpt2", 1), ("mistral", 1), ("smollm3", 2)])
-def test_documents_compile_to_one_graph_per_kind_however_borders_lie(family, num_graphs):
+def test_documents_compile_to_one_graph_per_kind_however_borders_are(family, num_graphs):
     """A batch with room for another number of documents costs one more compilation, of any number at once."""
     decoder = finish(build(True)) if family == "llama" else Decoder(ModelConfig(**OTHERS[family]).architecture())
     if family != "llama":

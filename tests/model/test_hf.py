@@ -187,7 +187,7 @@ def test_files_of_the_bare_model_with_constants_are_understood(tmp_path):
         assert torch.equal(parameter, expected[name]), name
 
 
-def test_headers_alone_tell_what_loading_would_refuse(tmp_path):
+def test_headers_alone_show_what_loading_would_refuse(tmp_path):
     save_theirs(tmp_path, "llama", False)
     arch = architecture_of(ModelConfig(**{"from": str(tmp_path)}))
     check_weights(tmp_path, arch)

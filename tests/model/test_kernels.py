@@ -1,4 +1,4 @@
-"""The kernel that is told is the one that ran: seen from the operators, and taken away."""
+"""The kernel that is reported is the one that ran: seen from the operators, and taken away."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def test_the_kernel_of_a_cpu(dtype):
     assert attention_kernel(arch_of("llama"), **shape, documents=True) == "flash for CPU, document by document"
 
 
-def test_a_kernel_that_was_taken_away_is_not_told():
+def test_a_kernel_that_was_taken_away_is_not_reported():
     with sdpa_kernel(SDPBackend.MATH):
         name = attention_kernel(arch_of("gpt2"), rows=2, length=17, dtype=torch.float32, device=CPU)
     assert name == "none fused: matrix products and softmax"

@@ -1,4 +1,4 @@
-"""A head that lies beside a tied model's embedding: a copy is taken, anything else is refused. (Files: test_hf.)"""
+"""A head that is beside a tied model's embedding: a copy is taken, anything else is refused. (Files: test_hf.)"""
 
 from unittest import mock
 

@@ -2,7 +2,7 @@
 
 Sizes are chosen so that a swapped or assumed dim cannot pass: vocabulary not divisible by 128, head_dim other than
 hidden / heads for qwen3, grouped heads, odd MLP width. Norms and biases are perturbed: at 1 and 0 they hide mistakes.
-Matrices have std 0.1: with more, and with less, transformers' own fp32 gradients lie further from its fp64 ones.
+Matrices have std 0.1: with more, and with less, transformers' own fp32 gradients are further from its fp64 ones.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Stochastic rounding: right in the mean, exact where nothing is lost, and the same noise for an element wherever it lies."""
+"""Stochastic rounding: right in the mean, exact where nothing is lost, and the same noise for an element wherever it is."""
 
 from functools import partial
 

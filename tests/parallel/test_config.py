@@ -96,7 +96,7 @@ def test_a_stage_that_is_not_chosen_yet_is_what_it_is_left_out(given, stage):
         ({"shard": 4, "replicate": -1}, 3, 2, 4),
     ],
 )
-def test_a_chosen_stage_lies_on_the_same_ranks(given, stage, replicate, shard):
+def test_a_chosen_stage_is_on_the_same_ranks(given, stage, replicate, shard):
     config = ParallelConfig(zero="auto", **given)
     for one in (config.with_zero(stage), ParallelConfig(**config.with_zero(stage).model_dump())):
         layout = one.layout(8)

@@ -1,4 +1,4 @@
-"""Expert parallelism: messages as its docstring counts them, the exchange against experts at home, what lies where."""
+"""Expert parallelism: messages as its docstring counts them, the exchange against experts at home, what is where."""
 
 import warnings
 from collections import Counter
@@ -79,7 +79,7 @@ def test_nobody_exchanges_without_expert_ranks(ranks):
         assert not trained and not scored
 
 
-def test_each_expert_lies_on_one_rank_of_expert_and_is_cut_over_the_others(ranks):
+def test_each_expert_is_on_one_rank_of_expert_and_is_cut_over_the_others(ranks):
     up = "model.layers.0.mlp.experts.up_proj.weight"
     for _, _, held in ranks.run(4, watched_with, 4, 1, {"expert": 2, "shard": 4}):
         assert held[up] == ((3, 6, 24), ("expert_fsdp", "expert")), "three experts over two ranks: by channels"

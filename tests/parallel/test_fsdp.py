@@ -221,7 +221,7 @@ def test_the_gradient_of_an_untied_head_leaves_before_any_block_computes_its_own
 
 
 def offloaded(offload):
-    """On a device that is not the host ("meta" stands for one): where the parameters lie, and the policy of every unit."""
+    """On a device that is not the host ("meta" stands for one): where the parameters are, and the policy of every unit."""
     from unittest import mock
 
     from windlass.model.config import ModelConfig
@@ -246,8 +246,8 @@ def offloaded(offload):
         mesh = make_mesh(config.layout(2), "cpu")
         architecture = ModelConfig.model_validate(MODEL).architecture()
         program = build_program(architecture, config, precision, mesh, torch.device("meta"), lambda named: None)
-    lie = {record.tensor.to_local().device.type for record in program.records()}
-    return lie, [(type(policy).__name__, getattr(policy, "pin_memory", None)) for policy in policies]
+    devices = {record.tensor.to_local().device.type for record in program.records()}
+    return devices, [(type(policy).__name__, getattr(policy, "pin_memory", None)) for policy in policies]
 
 
 def test_offload_puts_every_unit_into_the_hosts_memory(ranks):
@@ -256,12 +256,12 @@ def test_offload_puts_every_unit_into_the_hosts_memory(ranks):
     assert ranks.run(2, each, partial(offloaded, True), partial(offloaded, False)) == [found] * 2
 
 
-def census_of(blocks_per_unit):
+def invariants_of(blocks_per_unit):
     return len(fsdp_units(make_program(2, 3, 1, 2, blocks_per_unit=blocks_per_unit).model))
 
 
 def test_units_are_counted_as_units_and_not_as_modules(ranks):
-    assert ranks.run(2, each, *(partial(census_of, blocks) for blocks in (1, 2, 3))) == [[4, 3, 2]] * 2
+    assert ranks.run(2, each, *(partial(invariants_of, blocks) for blocks in (1, 2, 3))) == [[4, 3, 2]] * 2
 
 
 def gathered_after(layout):

@@ -11,8 +11,8 @@ from windlass.parallel.records import Record
 from windlass.precision.policy import uniform
 
 
-def census_faults():
-    """Each fault planted on a built program of two ranks -> what the census says."""
+def invariant_faults():
+    """Each fault planted on a built program of two ranks -> what the invariants say."""
     program = make_program(2, 3, 1, 2)
     model, records, said = program.model, program.records(), {}
     untied = make_program(2, 3, 1, 2, model={**MODEL, "tie_word_embeddings": False})
@@ -38,8 +38,8 @@ def census_faults():
     return said
 
 
-def test_each_census_finds_its_fault_and_passes_the_sound(ranks):
-    said = ranks.run(2, census_faults)[0]
+def test_each_invariant_finds_its_fault_and_passes_the_sound(ranks):
+    said = ranks.run(2, invariant_faults)[0]
     assert set(said) == {"ends", "units", "whole", "dtypes", "gradients", "optimizer"}
     assert "4 FSDP units over 2 blocks" in said["units"]
     assert "5 FSDP units over 3 blocks" in said["ends"] and "the rest is one more: 4" in said["ends"]

@@ -1,4 +1,4 @@
-"""What a pipeline sends, counted; shapes that change between steps; precision policies; compiled blocks; the census."""
+"""What a pipeline sends, counted; shapes that change between steps; precision policies; compiled blocks; the invariants."""
 
 from collections import Counter
 from functools import partial

@@ -25,7 +25,7 @@ def architecture(layers, tied=True, **changes):
 
 @pytest.mark.parametrize("schedule", KINDS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_lies_on_one_rank_by_its_own_name(schedule, tied):
+def test_every_parameter_is_on_one_rank_by_its_own_name(schedule, tied):
     arch, found = architecture(9, tied), {}
     stages = cut_stages(arch, 4, schedule)
     assert [layer for layers in stages.layers for layer in layers] == list(range(9))

@@ -16,7 +16,7 @@ class Cell(NamedTuple):
 
 
 def split(text: str) -> list[str]:
-    """Layouts that stand one after the other, with commas in between."""
+    """Layouts that are one after the other, with commas in between."""
     return [" ".join(one.split()) for one in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""What counts as a difference, and what is told of the first."""
+"""What counts as a difference, and what is reported of the first."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ def expected():
     return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
 
 
-def test_equal_numbers_are_equal_and_the_first_that_differs_is_told():
+def test_equal_numbers_are_equal_and_the_first_that_differs_is_reported():
     assert numbers("loss", [[1.0, 2.0], [1.0, 2.0 + 1e-11]], [1.0, 2.0]).agrees
     row = numbers("loss", [[1.0, 2.0, 3.0], [1.0, 2.1, 3.2]], [1.0, 2.0, 3.0])
     assert not row.agrees and row.where == "step 2 on rank 1: 2.1, one process has 2.0"
@@ -41,7 +41,7 @@ def test_a_tensor_may_be_off_by_the_tolerance_of_its_largest_element(expected, c
     assert tensors("gradients", [ours], expected, ARCHITECTURE).agrees
 
 
-def test_the_tensor_nearest_to_the_loss_is_told_with_place_rank_and_numbers(expected):
+def test_the_tensor_nearest_to_the_loss_is_reported_with_place_rank_and_numbers(expected):
     ours = {key: tensor.clone() for key, tensor in expected.items()}
     ours["model.embed_positions.weight"] += 1
     ours["model.layers.0.self_attn.k_proj.weight"][2, 4] += 1e-6
@@ -75,7 +75,7 @@ FORWARD = (
 
 
 @pytest.mark.parametrize("culprit", range(len(FORWARD)), ids=FORWARD)
-def test_a_mistake_is_told_of_the_parameter_whose_gradient_it_spoils_first(culprit):
+def test_a_mistake_is_reported_at_the_parameter_whose_gradient_it_spoils_first(culprit):
     """All that comes before it in the forward pass differs too."""
     sizes = {
         "hidden_size": 8,
@@ -102,7 +102,7 @@ def test_a_tensor_of_nearly_nothing_is_held_against_the_model(expected):
     assert tensors("gradients", [ours], expected, ARCHITECTURE).agrees
 
 
-def test_a_scale_is_told_as_one(expected):
+def test_a_scale_is_reported_as_one(expected):
     name = "model.layers.0.self_attn.o_proj.weight"
     row = tensors("gradients", [{**expected, name: expected[name] * 3}], expected, ARCHITECTURE)
     assert "(all of it is 3 times too large)" in row.where
@@ -163,7 +163,7 @@ def test_samples_are_read_once_over_the_batch_ranks_in_any_order():
         (((0, (0, 1)), (1, (2, 3)), (1, (2, 4))), "of rank 2 are not those of its model-parallel group"),
     ],
 )
-def test_samples_read_twice_or_not_at_all_are_told(parts, said):
+def test_samples_read_twice_or_not_at_all_are_reported(parts, said):
     seen = [replace(SEEN, rows=[rows(*part)], batch_rank=place) for place, part in parts]
     row = same_rows(seen, [rows(0, 1, 2, 3)])
     assert not row.agrees and said in row.where and row.where.startswith("step 1: input_ids")
@@ -186,7 +186,7 @@ LINES = [
     (0, {"loss": 2.5}, "reported validation", "step 0 on rank 0: 2.5, one process has 5.0"),
     (4, {"kind": "other"}, "reported validation", "rank 0 has 1 number"),
 ])  # fmt: skip
-def test_what_is_told_is_the_average_over_counted_targets(line, change, what, where):
+def test_what_is_reported_is_the_average_over_counted_targets(line, change, what, where):
     one_process = ReferenceRun([3.0, 2.0], [0.5, 0.25], {}, {}, {}, [40.0, 32.0], [], {}, [20, 10], 8)
     assert all(row.agrees for row in reported(LINES, one_process)) and len(list(reported(LINES, one_process))) == 4
     changed = [one | change if number == line else one for number, one in enumerate(LINES)]

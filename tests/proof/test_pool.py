@@ -1,4 +1,4 @@
-"""The pool of ranks that every multi-rank test stands on: what it returns, and how it fails."""
+"""The pool of ranks that every multi-rank test is built on: what it returns, and how it fails."""
 
 import os
 import re
@@ -145,7 +145,7 @@ def test_a_rank_that_somebody_ends_fails_its_case_at_once(pool, tmp_path, number
 
 
 def lay_out():
-    """As a layout does: a tensor over one axis of a mesh, gathered over both, whose mesh lies in a cycle."""
+    """As a layout does: a tensor over one axis of a mesh, gathered over both, whose mesh is in a cycle."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
     cut = DTensor.from_local(torch.ones(3), mesh["tp"], [Shard(0)]).redistribute(placements=[Replicate()])
     both = DTensor.from_local(torch.ones(3), mesh, [Shard(0), Shard(0)]).full_tensor()

@@ -217,7 +217,7 @@ def test_groups_of_experts_are_proved_against_our_own_decoder(tmp_path, ranks, g
     assert verdict.against.startswith("our own decoder") and "gate and up are one parameter" in verdict.against
 
 
-def test_the_clip_lies_between_the_steps_norms(tmp_path):
+def test_the_clip_is_between_the_steps_norms(tmp_path):
     config = recipe(tmp_path, {}, {"shard": 2})
     (cell,) = fold(config.parallel, None, 8).cells
     proxy = verify.clipping_some(
@@ -254,7 +254,7 @@ DIFFERS = ProofRow("gradients", "9 tensors", 0.5, 1e-10, "lm_head.weight[0, 1] o
         ([], "rank 1 of 2 failed", EXIT_NOT_EQUAL),
     ],
 )
-def test_exit_code_table_and_json_tell_the_verdict(written, monkeypatch, capsys, tmp_path, rows, failed, code):
+def test_exit_code_table_and_json_report_the_verdict(written, monkeypatch, capsys, tmp_path, rows, failed, code):
     monkeypatch.setattr(verify, "prove", lambda proxy, cell, pool: Verdict(cell, rows, failed))
     assert run_command(monkeypatch, written, "--nproc", "2", "--json", "out.json") == code
     printed, content = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())

@@ -35,7 +35,7 @@ class Clock:
 
 
 def forever():
-    """A clock that stands, for ranks that wait for another thread."""
+    """A clock that does not move, for ranks that wait for another thread."""
     return {"clock": lambda: 0.0, "sleep": lambda seconds: time.sleep(0.001)}
 
 

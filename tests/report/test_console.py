@@ -61,21 +61,21 @@ def test_one_device_has_one_rate():
     assert " | 12.3 k tok/s | ETA 1.00s | " in stream.getvalue()
 
 
-def test_skipped_updates_are_told_where_there_are_any():
+def test_skipped_updates_are_reported_where_there_are_any():
     for skipped, begin in ((0, "loss 5.4321 | 12.3 k tok/s"), (3, "loss 5.4321 | skipped 3 | 12.3 k tok/s")):
         stream = io.StringIO()
         Console(stream, total_steps=1193, device="GPU").step(120, LINE | {"skipped": skipped}, eta_s=130.0)
         assert begin in stream.getvalue()
 
 
-def test_a_model_with_experts_tells_its_routers_loss_and_the_busiest_expert_of_all_layers():
+def test_a_model_with_experts_reports_its_routers_loss_and_the_busiest_expert_of_all_layers():
     stream = io.StringIO()
     more = {"router_loss": 8.04321, "expert_loads": [1.25, 1.9, 1.5]}
     Console(stream, total_steps=1193, device="GPU").step(120, LINE | more, eta_s=130.0)
     assert stream.getvalue().endswith("wait 2.0% | router 8.04 | busiest expert 1.9x\n")
 
 
-def test_unknown_figures_are_na_and_divergence_is_told():
+def test_unknown_figures_are_na_and_divergence_is_reported():
     stream = io.StringIO()
     line = LINE | {"mfu": None, "loss": float("nan"), "gradient_norm": float("inf")}
     Console(stream, total_steps=9, device="process").step(1, line, eta_s=None)
@@ -140,7 +140,7 @@ def test_an_event_is_one_line_with_its_fields():
     assert stream.getvalue() == "step 5: resume path checkpoints/step-00000005, seconds 0.1235\n"
 
 
-def test_validation_is_told_beside_the_first_one():
+def test_validation_is_reported_beside_the_first_one():
     stream = io.StringIO()
     recorder = record(stream)
     recorder.validation(0, "code", 770.0, 100, 330)
@@ -181,20 +181,20 @@ def test_a_run_too_short_for_an_average_says_so():
     assert "n/a tok/s, MFU n/a" in stream.getvalue()
 
 
-def test_a_checkpoint_is_told_with_its_size_and_what_it_cost():
+def test_a_checkpoint_is_reported_with_its_size_and_what_it_cost():
     stream = io.StringIO()
     Console(stream, total_steps=9, device="GPU").event("checkpoint", 5, {"stall_s": 0.25, "bytes": 3 << 20})
     assert stream.getvalue() == "step 5: checkpoint, 3.0 MiB, 0.25s of waiting\n"
 
 
-def test_an_incident_is_told_in_its_own_words():
+def test_an_incident_is_reported_in_its_own_words():
     stream = io.StringIO()
     fields = {"what": "checkpoint not saved", "error": "the disk is full"}
     Console(stream, total_steps=9, device="GPU").event("incident", 5, fields)
     assert stream.getvalue() == "step 5: incident: checkpoint not saved, the disk is full\n"
 
 
-def test_an_incident_tells_its_numbers_once():
+def test_an_incident_reports_its_numbers_once():
     stream = io.StringIO()
     fields = {"what": "waited 1.59s for data", "waited_s": 1.5891663809998136, "left_out": {"shard": 3}}
     Console(stream, total_steps=9, device="GPU").event("incident", 5, fields)

@@ -119,7 +119,7 @@ def test_a_validation_that_lost_its_name_or_its_loss_ends_no_run(tmp_path):
     assert events.first_validations(path)["validation"]["loss"] == 2.5
 
 
-def test_a_directory_in_its_place_is_told_and_ends_no_run(tmp_path):
+def test_a_directory_in_its_place_is_reported_and_ends_no_run(tmp_path):
     said, path = [], tmp_path / "events.jsonl"
     path.mkdir()
     log = EventLog(path, said.append)

@@ -1,4 +1,4 @@
-"""Runs that nobody interrupted, trained once for all that resume or read them; and where all runs of the folder lie."""
+"""Runs that nobody interrupted, trained once for all that resume or read them; and where all runs of the folder are."""
 
 import pytest
 

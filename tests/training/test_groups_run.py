@@ -1,4 +1,4 @@
-"""A whole run with groups and Muon: what it tells, saves and exports; what drift it refuses."""
+"""A whole run with groups and Muon: what it reports, saves and exports; what drift it refuses."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_what_is_frozen_is_saved_and_stays_and_has_no_state(whole):
     }
 
 
-def test_the_table_tells_what_is_trained(whole):
+def test_the_table_reports_what_is_trained(whole):
     derived = tiny.lines(whole)[0]["derived"]
     assert derived["trainable"].endswith("parameters in 12 tensors")
     assert derived["frozen"].endswith("in 12 tensors; model.embed_tokens.weight and lm_head.weight are one")

@@ -1,4 +1,4 @@
-"""Skipped steps are counted without a read, told when a line is due, and end a run that does nothing else; so is standstill."""
+"""Skipped steps are counted without a read, reported when a line is due, and end a run of nothing else; so is standstill."""
 
 import json
 
@@ -139,7 +139,7 @@ class Stuck:
         return self._shares.pop(0)
 
 
-def test_standstill_is_told_once_per_tensor_with_share_and_cure():
+def test_standstill_is_reported_once_per_tensor_with_share_and_cure():
     one, told = health()
     many = {f"layer.{n}": 0.6 + n / 100 for n in range(5)}
     optimizer = Stuck({}, {"a": 0.5, "b": 0.84}, {"a": 0.51, "b": 0.9}, many)

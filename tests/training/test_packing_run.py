@@ -1,4 +1,4 @@
-"""Packing, isolation and mixtures as a run meets them: the same on one rank and two, and told before the first step."""
+"""Packing, isolation and mixtures as a run meets them: the same on one rank and two, and reported before the first step."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`optim.groups` against a model's names: what is told, and what is refused before anything is prepared."""
+"""`optim.groups` against a model's names: what is reported, and what is refused before anything is prepared."""
 
 import pytest
 
@@ -14,18 +14,18 @@ def told(tmp_path, groups, **model):
     return describe_trainable(config, architecture, rules_of(config, architecture))
 
 
-def test_nothing_is_told_where_all_is_trained_alike(tmp_path):
+def test_nothing_is_reported_where_all_is_trained_alike(tmp_path):
     assert told(tmp_path, []) == {}
 
 
-def test_a_frozen_embedding_is_told_with_the_head_that_it_is(tmp_path):
+def test_a_frozen_embedding_is_reported_with_the_head_that_it_is(tmp_path):
     assert told(tmp_path, [{"names": ["lm_head.weight", "model.layers.0.*norm*"], "frozen": True}]) == {
         "trainable": "8.92 k of 16.2 k parameters in 19 tensors",
         "frozen": "7.26 k of 16.2 k parameters in 5 tensors; model.embed_tokens.weight and lm_head.weight are one",
     }
 
 
-def test_rates_and_decays_are_told_by_group(tmp_path):
+def test_rates_and_decays_are_reported_by_group(tmp_path):
     groups = [{"names": ["*norm*"]}, {"names": ["model.layers.*"], "learning_rate_scale": 0.1, "weight_decay": 0}]
     lines = told(tmp_path, groups)
     assert (

@@ -92,7 +92,7 @@ def test_before_step_0_warnings_are_a_line_each(base):
     assert line.startswith("warning validation-in-train: 60 of 60 documents are training documents")
 
 
-def test_before_step_0_errors_are_refused_with_the_command_that_tells_all(base, monkeypatch):
+def test_before_step_0_errors_are_refused_with_the_command_that_reports_all(base, monkeypatch):
     monkeypatch.setattr(preflight, "lint", lambda *a, **k: LintResult([*ERRORS, WARNING], []))
     with pytest.raises(UserError) as caught:
         before_training(base, "tiny.yaml")
@@ -105,7 +105,7 @@ def test_before_step_0_errors_are_refused_with_the_command_that_tells_all(base, 
     assert change.startswith("nothing of it would be learned") and change.endswith("windlass data lint RECIPE")
 
 
-def test_a_run_tells_warnings_before_its_first_step(base, capfd):
+def test_a_run_reports_warnings_before_its_first_step(base, capfd):
     train(load_recipe(base / "overlap.yaml", "run.steps=2", "optim.warmup_steps=0", f"run.directory={base / 'run'}"))
     out = capfd.readouterr().out
     assert 0 <= out.index("warning validation-in-train") < out.index("step 1/2")
@@ -214,7 +214,7 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_made(tmp_path
         assert plan_of(config, architecture, rules_of(config, architecture), runtime)
 
 
-def test_a_budget_is_told_and_changes_no_loss(tmp_path, capsys):
+def test_a_budget_is_reported_and_changes_no_loss(tmp_path, capsys):
     plain = recipe(tmp_path, "plain")
     train(plain)
     assert "activations" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A run whose shards lie in an S3 store is the local run; its events prove which samples it consumed."""
+"""A run whose shards are in an S3 store is the local run; its events prove which samples it consumed."""
 
 import os
 import random

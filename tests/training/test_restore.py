@@ -84,7 +84,7 @@ def test_a_run_keeps_its_model_whatever_is_accepted(base, ranks, copy):
         assert f"model.{key}" in said and "a run keeps its model" in said
 
 
-def test_accepted_drift_is_told_and_used(base, ranks, copy):
+def test_accepted_drift_is_reported_and_used(base, ranks, copy):
     run = {"steps": 6, "accept_drift": ["optim.learning_rate"]}
     ranks.run(1, tiny.train, again(base, copy, run=run, optim={"learning_rate": 1e-3}))
     assert (

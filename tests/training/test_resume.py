@@ -154,7 +154,7 @@ def test_ranks_that_share_samples_read_the_same_rows(runs):
         assert first["rows"] == second["rows"], layout
 
 
-def test_dropout_is_told_before_step_1_and_changes_the_losses(runs, ranks):
+def test_dropout_is_reported_before_step_1_and_changes_the_losses(runs, ranks):
     whole, _ = runs.whole("dropout", "shard2")
     told = header(whole)["dropout"]
     assert told.startswith("resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1") and "model.attn_pdrop=0.0" in told

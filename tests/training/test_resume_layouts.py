@@ -1,5 +1,5 @@
 """Checkpoints of every kind of layout, carried around a ring of others and back: every byte stays. What reads them afterwards
-(export, evaluate, generate) reads a model as any other; and what a run of such a layout tells."""
+(export, evaluate, generate) reads a model as any other; and what a run of such a layout reports."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_context_ranks_train_what_one_rank_trains(runs):
     assert told["attention"] == "flash for CPU, document by document"
 
 
-def test_step_lines_tell_the_routers_loss_and_the_busiest_experts(runs):
+def test_step_lines_report_the_routers_loss_and_the_busiest_experts(runs):
     config, _ = runs.whole("experts", "expert2 shard2")
     steps = lines_of(config, "step")
     assert len(steps) == tiny.STEPS

@@ -109,7 +109,7 @@ def fill_disk_after_first_save(config, free_again):
         store.os.statvfs = original
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_tries_again(base, ranks):
+def test_a_save_that_fails_is_reported_and_the_next_one_tries_again(base, ranks):
     config = tiny.recipe(base, "full-once", checkpoint={"async": False})
     ranks.run(1, fill_disk_after_first_save, config, True)
     lines = tiny.lines(config.run.directory)

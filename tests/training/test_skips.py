@@ -81,7 +81,7 @@ def prove(config, rows):
     assert set(gone) == {bad_shard(config.run.directory.parent)}
 
 
-def test_the_samples_of_a_bad_shard_are_lost_told_and_proved(base, whole):
+def test_the_samples_of_a_bad_shard_are_lost_reported_and_proved(base, whole):
     config, rows = whole
     (left_out,) = incidents(config.run.directory, "left_out")
     assert left_out["shard"] == bad_shard(base) and left_out["from_sample"] % 8 == 0 and left_out["from_sample"] > 24

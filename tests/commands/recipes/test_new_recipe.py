@@ -61,7 +61,7 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.data.isolate == (kind == "sft"), "chats that share a sequence do not see each other"
 
 
-def test_a_kind_that_is_given_stands_before_the_rows(here):
+def test_a_kind_that_is_given_outranks_the_rows(here):
     rows = ROWS["sft"] | ROWS["pretrain"]
     (here / "rows.jsonl").write_text(json.dumps(rows))
     for kind in ("sft", "pretrain"):

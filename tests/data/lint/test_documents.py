@@ -60,7 +60,7 @@ def test_best_fit_gives_back_what_fits_and_nothing_else_as_whole(tmp_path, seed)
     assert {LENGTH - 1, 1} <= set(map(len, pieces)), "the case at hand is there"
 
 
-def test_what_lies_across_the_border_of_a_run_is_not_whole(tmp_path):
+def test_what_is_across_the_border_of_a_run_is_not_whole(tmp_path):
     documents = [[100 + n] * 9 for n in range(20)]
     reader = written(tmp_path / "set", documents)
     found = read(reader, [range(4), range(11, 16)])

@@ -5,7 +5,7 @@ import pytest
 from windlass.data.lint.findings import KINDS, Findings
 
 
-def test_the_first_of_a_code_is_told_and_the_others_counted():
+def test_the_first_of_a_code_is_reported_and_the_others_counted():
     found = Findings("train")
     found.add("duplicate-documents", "a copy", "shard.00000.mds, sample 1")
     found.add("duplicate-documents", "another copy", "shard.00000.mds, sample 2")

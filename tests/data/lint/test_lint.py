@@ -216,7 +216,7 @@ def test_errors_come_first_and_copies_are_counted(planted):
     assert findings[1].times == 3 and "2 more of the kind" in findings[1].what
 
 
-def test_what_was_looked_at_is_told(planted):
+def test_what_was_looked_at_is_reported(planted):
     prepared = planted.prepared(texts())
     train = lint(prepared, Limits(0, 160, 10**9)).coverage[0]
     assert train.name == "train" and train.samples == 160 and train.of_samples == prepared.sets["train"].samples

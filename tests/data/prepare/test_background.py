@@ -1,4 +1,4 @@
-"""A preparation in a process of its own: there in time for training, gone with who started it, and its errors told."""
+"""A preparation in a process of its own: there in time for training, gone with who started it, and its errors reported."""
 
 import os
 import signal
@@ -86,7 +86,7 @@ def test_it_keeps_the_secrets_of_who_started_it(corpus, tmp_path, monkeypatch):
     assert caught.value.given.startswith("http://127.0.0.1:9/***/x.jsonl")
 
 
-def test_a_process_that_is_killed_is_told_by_its_exit_code(open_source, tmp_path):
+def test_a_process_that_is_killed_is_reported_by_its_exit_code(open_source, tmp_path):
     found = start(open_source, {}, lambda _: None)
     os.kill(found._process.pid, signal.SIGKILL)
     with pytest.raises(UserError, match=r"ended with exit code -9 \(Killed, perhaps for memory\)") as caught:
@@ -94,7 +94,7 @@ def test_a_process_that_is_killed_is_told_by_its_exit_code(open_source, tmp_path
     assert "start again" in caught.value.change
 
 
-def test_a_process_that_crashes_is_told_by_its_last_line_and_promises_nothing(corpus, tmp_path, monkeypatch):
+def test_a_process_that_crashes_is_reported_by_its_last_line_and_promises_nothing(corpus, tmp_path, monkeypatch):
     broken = (
         "import windlass.data.prepare.background as room; room.prepare = lambda *_: {}['no such key']; room.serve()"
     )

@@ -113,7 +113,7 @@ def test_what_is_damaged_of_the_first_files_is_made_again(corpus, tmp_path, monk
     assert without_journal(grown.directory) == content(quietly(data_config(tmp_path)).directory)
 
 
-def test_a_failure_is_told_to_who_waits_and_the_work_is_kept(corpus, tmp_path, monkeypatch):
+def test_a_failure_is_reported_to_who_waits_and_the_work_is_kept(corpus, tmp_path, monkeypatch):
     put = JournaledWriter.put
 
     def fails(self, *arguments):

@@ -53,7 +53,7 @@ def test_an_empty_directory_is_taken_and_a_foreign_one_refused(tmp_path):
     assert (tmp_path / "data" / "thesis.tex").read_text() == "years of work" and word_in(tmp_path / "data") == "mine"
 
 
-def test_too_little_room_is_told_before_anything_is_encoded(tmp_path):
+def test_too_little_room_is_reported_before_anything_is_encoded(tmp_path):
     check_room(tmp_path, 1000, keeps_ids=True)
     with pytest.raises(UserError) as caught:
         check_room(tmp_path, 1 << 60, keeps_ids=True)
@@ -144,7 +144,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
     assert "local disk" in caught.value.change
 
 
-def test_data_does_not_lie_among_its_sources(tmp_path, monkeypatch):
+def test_data_is_not_among_its_sources(tmp_path, monkeypatch):
     (tmp_path / "texts" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for directory in ("texts", "texts/data", "texts/deep/data", "other/../texts/data"):

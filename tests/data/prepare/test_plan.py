@@ -62,7 +62,7 @@ def test_a_dataset_that_is_streamed_gives_the_shards_of_one_that_is_fetched(data
 
 
 def test_documents_are_not_fetched_before_they_are_encoded(dataset, tmp_path, monkeypatch):
-    """What the rows of the dataset have reached when the first shard is told."""
+    """What the rows of the dataset have reached when the first shard is reported."""
     from windlass.data.shards import journal
     from windlass.data.sources import fetch
 

@@ -62,7 +62,7 @@ def test_every_document_comes_back_exactly_once_on_its_side(small):
     assert len(Reader(prepared.directory / "train").shards) > 3  # so the order and its windows matter
 
 
-def test_the_result_tells_what_a_model_needs(small):
+def test_the_result_reports_what_a_model_needs(small):
     _, prepared, _ = small
     assert prepared.vocab_size == 300 and prepared.eos_id == 0
     assert len(prepared.corpus_hash) == 32

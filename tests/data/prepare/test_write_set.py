@@ -17,7 +17,7 @@ from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
 
-def test_best_fit_keeps_documents_whole_and_tells_how_full(corpus, tmp_path):
+def test_best_fit_keeps_documents_whole_and_reports_how_full(corpus, tmp_path):
     lines = []
     prepared = prepare(data_config(tmp_path, packing="best-fit", sequence_length=500), {}, log=lines.append)
     info, (told,) = prepared.sets["train"], [line for line in lines if line.startswith("train: ")]

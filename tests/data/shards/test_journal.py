@@ -1,4 +1,4 @@
-"""What is told of a preparation while it is written: only ever more, and never of another one."""
+"""What is reported of a preparation while it is written: only ever more, and never of another one."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def read(directory):
     return found
 
 
-def test_shards_are_told_as_they_become_whole_and_are_those_of_the_index(tmp_path):
+def test_shards_are_reported_as_they_become_whole_and_are_those_of_the_index(tmp_path):
     grown, follower = Grown(tmp_path), Journal(tmp_path)
     for number in range(4):
         grown.write(1)
@@ -113,7 +113,7 @@ def test_going_on_writes_nothing_twice_and_refuses_other_shards(tmp_path, monkey
         grown.go_on().write(1)
 
 
-def test_a_shard_is_told_only_when_its_file_is_whole(tmp_path, monkeypatch):
+def test_a_shard_is_reported_only_when_its_file_is_whole(tmp_path, monkeypatch):
     grown = Grown(tmp_path).write(1)
 
     def dies(*_):
@@ -125,7 +125,7 @@ def test_a_shard_is_told_only_when_its_file_is_whole(tmp_path, monkeypatch):
     assert len(read(tmp_path).shards) == 1
 
 
-def test_the_most_documents_of_a_sample_are_told_with_every_shard(tmp_path):
+def test_the_most_documents_of_a_sample_are_reported_with_every_shard(tmp_path):
     grown = Grown(tmp_path)
     ids = np.full((3, 5), 7, np.int32)
     for row in ([7, 7, 7, 7, 7], [7, 0, 7, 7, 7], [0, 0, 0, 7, 7], [7, 7, 0, 7, 7]):

@@ -59,7 +59,7 @@ def refused(config, lines=None):
     return caught.value
 
 
-def test_every_kind_is_left_out_counted_reported_and_told(tmp_path):
+def test_every_kind_is_left_out_counted_reported_and_printed(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, BAD))
     lines = []
     prepared = quietly(config_of(tmp_path, len(BAD)), lines=lines)

@@ -1,6 +1,6 @@
 """Rows of chat: every form of a conversation is one, and what is none is refused with its row.
 
-Of messages and templates: any field may be written, any role may be dropped, and an answer may stand before all else.
+Of messages and templates: any field may be written, any role may be dropped, and an answer may come before all else.
 """
 
 import json
@@ -406,7 +406,7 @@ def test_a_conversation_may_begin_with_an_answer(planted, template, before, writ
         assert text.startswith(before + thought + written) and answer.startswith(thought + written)
 
 
-def test_an_answer_before_all_else_whose_begin_cannot_be_told_is_refused(planted):
+def test_an_answer_before_all_else_whose_begin_cannot_be_found_is_refused(planted):
     elsewhere = PLAIN.replace("assistant\n{% endif", "helper\n{% endif")
     with pytest.raises(UserError, match="here: message 0 cannot be found by the chat template"):
         learned(planted, elsewhere, MESSAGES[2:])

@@ -1,4 +1,4 @@
-"""What lies at a URL is brought here once, goes on after a kill, and is never another file than the one that was seen."""
+"""What is at a URL is brought here once, goes on after a kill, and is never another file than the one that was seen."""
 
 import gzip
 import json

@@ -332,7 +332,7 @@ def test_a_compressed_file_that_changes_is_an_error(tmp_path):
             list(Source(files).documents())
 
 
-def test_the_first_names_are_told():
+def test_the_first_names_are_reported():
     assert few([]) == "" and few("abc") == "a, b, c" and few("abcd") == "a, b, c, ..."
 
 

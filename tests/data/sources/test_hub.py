@@ -97,7 +97,7 @@ def test_what_is_neither_a_name_nor_a_directory_is_refused():
         scan(SourceConfig(hub="no-such-directory"), print)
 
 
-def test_a_split_that_is_not_there_is_cut_from_the_training_documents_and_told(local, tmp_path):
+def test_a_split_that_is_not_there_is_cut_from_the_training_documents_and_reported(local, tmp_path):
     texts = [make_text(50, number) for number in range(200)]
     made = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": texts})})
     made.save_to_disk(str(tmp_path / "own"))

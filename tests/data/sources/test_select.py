@@ -51,7 +51,7 @@ def test_an_empty_set_is_refused_by_name(tmp_path):
         check_not_empty({name: [measure(found.documents())] for name, found in selections.items()}, None)
 
 
-def test_a_preparation_tells_what_it_dropped_and_stops_at_its_limits(tmp_path):
+def test_a_preparation_reports_what_it_dropped_and_stops_at_its_limits(tmp_path):
     (tmp_path / "corpus").mkdir()
     for number in range(60):
         (tmp_path / "corpus" / f"{number:02}.txt").write_text(make_text(60, number % 40))

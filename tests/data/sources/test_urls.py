@@ -60,7 +60,7 @@ def refused(url):
         (503, "is answered with status 503", "what the server says"),
     ],
 )
-def test_an_answer_that_is_an_error_is_told_with_url_and_status_and_is_no_absent_source(
+def test_an_answer_that_is_an_error_is_reported_with_url_and_status_and_is_no_absent_source(
     server, name, status, said, change
 ):
     server.status = status

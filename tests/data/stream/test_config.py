@@ -45,7 +45,7 @@ def test_training_may_begin_before_all_is_prepared_in_a_local_directory_without_
     assert not data_config(tmp_path, order=written, sources=mixed).may_grow
 
 
-def test_the_order_decides_nothing_of_what_lies_on_disk_but_what_is_held_out(tmp_path):
+def test_the_order_decides_nothing_of_what_is_on_disk_but_what_is_held_out(tmp_path):
     written = {"first_epoch": "written", "deadline_s": 7.0}
     plain, in_order = settings_of(data_config(tmp_path), {}), settings_of(data_config(tmp_path, order=written), {})
     held_out = settings_of(data_config(tmp_path, order={**written, "held_out_of": 9}), {})

@@ -92,7 +92,7 @@ def test_the_stream_is_that_of_the_finished_set_for_every_layout_while_shards_co
 
 
 def test_what_a_batch_waits_for_is_its_windows_whole_and_the_same_on_all_ranks(tmp_path):
-    """Places 0..13 lie in the first window (5 + 4 + 5 samples): a global batch of 12 is there with three shards, one of 16
+    """Places 0..13 are in the first window (5 + 4 + 5 samples): a global batch of 12 is there with three shards, one of 16
     is not, though the first rank's half of it is."""
     grown = Grown(tmp_path / "data").write(WINDOW)
     small = loader(growing(grown.directory), ranks=2, micro_batch=6)
@@ -122,7 +122,7 @@ def test_an_epoch_is_never_cut_short_where_the_preparation_dies(finished, tmp_pa
     found.close()
 
 
-def test_a_wait_is_told_while_it_lasts_and_counted_when_it_is_over(tmp_path, monkeypatch):
+def test_a_wait_is_reported_while_it_lasts_and_counted_when_it_is_over(tmp_path, monkeypatch):
     grown, told = Grown(tmp_path / "data").write(WINDOW), []
 
     def log(line):

@@ -24,7 +24,7 @@ NUM_SAMPLES = 53  # divides by no batch
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Samples whose ids tell their number: sample i holds 1000 i .. 1000 i + T; every fifth has labels of -100."""
+    """Samples whose ids give their number: sample i holds 1000 i .. 1000 i + T; every fifth has labels of -100."""
     path = tmp_path_factory.mktemp("loader") / "train"
     ids = (1000 * np.arange(NUM_SAMPLES)[:, None] + np.arange(T + 1)).astype(np.int32)
     labels = np.where((np.arange(NUM_SAMPLES)[:, None] % 5 == 0) & (np.arange(T + 1) > 3), -100, ids).astype(np.int32)

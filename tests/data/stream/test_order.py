@@ -52,7 +52,7 @@ def test_epochs_and_seeds_and_windows_are_shuffled_differently():
 
 
 def test_the_shuffle_is_uniform_enough():
-    """Where one of 8 samples stands, over 4000 epochs: chi-square with 7 degrees of freedom, 99.9 % at 24.3."""
+    """Where one of 8 samples is, over 4000 epochs: chi-square with 7 degrees of freedom, 99.9 % at 24.3."""
     order = Order([8], 11, 1)
     places = np.array([order.take(8 * epoch, 8)[:, 1].tolist().index(0) for epoch in range(4000)])
     counts = np.bincount(places, minlength=8)
@@ -107,8 +107,8 @@ def test_the_first_epoch_in_written_order_is_the_written_order_in_windows_and_la
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100])
-def test_an_order_that_grows_tells_ever_more_of_one_stream(window):
-    """With any number of shards written, what can be told is the finished stream's, to the last place of a whole window."""
+def test_an_order_that_grows_gives_ever_more_of_one_stream(window):
+    """With any number of shards written, what can be known is the finished stream's, to the last place of a whole window."""
     finished = places(written_order(UNEVEN, window), 0, 100)
     growing = written_order([], window, is_complete=False)
     for known in range(len(UNEVEN) + 1):

@@ -230,7 +230,7 @@ def without_of(directory, stream, shard):  # noqa: F811
 
 
 def test_a_batch_that_is_lost_whole_is_passed_over_by_all_ranks(copy, directory):  # noqa: F811
-    """Windows of one shard, batches smaller than a shard: some batches lie in the bad one as a whole."""
+    """Windows of one shard, batches smaller than a shard: some batches are in the bad one as a whole."""
     reader = Reader(copy)
     starts = np.concatenate([[0], np.cumsum(reader.shard_samples)])
     order = Order(reader.shard_samples, 17, 1).take(0, 106).tolist()

@@ -46,7 +46,7 @@ def made(small, tmp_path):
 
 
 def spans(tokenizer, ids_N, is_learned_N):
-    """The learned texts; an EOS that the template did not write stands alone."""
+    """The learned texts; an EOS that the template did not write is alone."""
     borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]]))).reshape(-1, 2)
     return [tokenizer.decode(ids_N[start:end].tolist(), skip_special_tokens=False) for start, end in borders.tolist()]
 
@@ -83,7 +83,7 @@ def test_the_answers_and_the_ends_of_their_turns_are_learned_and_nothing_else(ma
         ),
     ],
 )
-def test_templates_whose_answers_cannot_be_told_are_refused(made, case, given):
+def test_templates_whose_answers_cannot_be_found_are_refused(made, case, given):
     directory, _ = made(case)
     with pytest.raises(UserError) as caught:
         Template(directory, DATE).encode(case.messages, "here")

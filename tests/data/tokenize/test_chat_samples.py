@@ -28,7 +28,7 @@ def found(made, case, tools=None):
     ]
 
 
-def test_a_conversation_whose_answers_stand_as_inference_has_them_is_one_sample(made):
+def test_a_conversation_whose_answers_are_as_inference_has_them_is_one_sample(made):
     assert len(found(made, CASES["qwen 3"])) == 1
 
 
@@ -100,7 +100,7 @@ def test_a_template_that_leaves_tools_out_is_refused(made):
     assert caught.value.given == "here: the chat template leaves out the tool 'depth', which the row declares"
 
 
-def test_documents_and_refusals_of_each_row_are_told(made):
+def test_documents_and_refusals_of_each_row_are_reported(made):
     directory, _ = made(Case("deepseekv3", DEEPSEEK.replace(" ", " <x> ", 1), []))
     texts = [json.dumps(TALK), json.dumps([TALK[1], {"role": "assistant", "content": "a <x>"}]), json.dumps(TALK[:3])]
     (rows,) = encode_rows(texts, RowSettings(directory, "train"))

@@ -41,7 +41,7 @@ def directory_of(gpt2, tmp_path, add=(), **files):
 
 
 def copied(directory, tmp_path, **settings):
-    """(the token that documents end by, what was told)"""
+    """(the token that documents end by, what was reported)"""
     config, said = TokenizerConfig(**{"from": str(directory), **settings}), []
     room.copy_loaded(room.tokenizer_files(config), config, tmp_path / "copy", said.append)
     opened, eos_id = room.open_tokenizer(tmp_path / "copy")
@@ -69,7 +69,7 @@ MORE = ("<a>", "<b>")  # then the one that is first is no answer
         ({"tokenizer_config": {"eos_token": "<b>"}}, MORE, "<a>", "<a>", "the recipe"),
     ],
 )
-def test_the_end_is_looked_for_in_its_places_in_turn_and_told(gpt2, tmp_path, files, add, setting, token, where):
+def test_the_end_is_looked_for_in_its_places_in_turn_and_reported(gpt2, tmp_path, files, add, setting, token, where):
     directory = directory_of(gpt2, tmp_path, add, **files)
     found, (said,) = copied(directory, tmp_path, **({} if setting is None else {"eos_token": setting}))
     assert found == token and repr(token) in said and where in said and str(directory) in said

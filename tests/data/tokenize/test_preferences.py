@@ -101,7 +101,7 @@ def test_a_template_that_writes_the_prompt_in_two_ways_is_refused(planted):
     assert "cannot be found by the chat template" in caught.value.given or "in two ways" in caught.value.given
 
 
-def test_answers_of_a_pair_stand_behind_what_inference_would_give(planted):
+def test_answers_of_a_pair_are_behind_what_inference_would_give(planted):
     """The template says how many messages there are: before an answer, one."""
     template_of(planted, COUNTING)
     settings = RowSettings(planted.directory / "tokenizer", "train", is_pairs=True)

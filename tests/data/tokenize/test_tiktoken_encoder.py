@@ -105,7 +105,7 @@ def test_a_difference_is_found_by_the_strings_or_the_sample_and_said(directory, 
     assert "uninstall tiktoken" in caught.value.change
 
 
-def test_without_tiktoken_the_way_to_it_is_told(directory, monkeypatch):
+def test_without_tiktoken_the_way_to_it_is_reported(directory, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     said = []
     assert not fast_encoder(directory, TEXTS, said.append)

@@ -215,7 +215,7 @@ def test_an_eos_that_is_an_ordinary_token_in_the_spelling_of_bytes_is_refused(tm
     assert error.change == "set data.tokenizer.eos_token to a special token of the vocabulary"
 
 
-def test_an_eos_that_stands_within_words_alone_is_refused_and_one_that_no_text_gives_is_taken(tmp_path):
+def test_an_eos_that_is_within_words_alone_is_refused_and_one_that_no_text_gives_is_taken(tmp_path):
     vocabulary = {
         letter: number for number, letter in enumerate(["▁", "a", "b", "</s>", "<", "/", "s", ">", "ab", "▁ab"])
     }

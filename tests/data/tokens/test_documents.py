@@ -98,7 +98,7 @@ def test_whole_documents_are_packed_best_fit(tmp_path, small):
 
 
 @pytest.mark.parametrize("length", [32, 33, 20])
-def test_rows_are_taken_as_they_lie(tmp_path, small, length):
+def test_rows_are_taken_as_they_are(tmp_path, small, length):
     tokenizer, eos = small[1].tokenizer_directory, small[1].eos_id
     rows = writers.windows(writers.some_documents(eos), eos, length)
     rows = rows if len(rows[-1]) > 1 else rows[:-1]

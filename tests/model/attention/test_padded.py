@@ -87,7 +87,7 @@ def test_what_the_padding_holds_does_not_matter(side):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_padding_before_a_row_that_is_not_told_is_seen(family):
+def test_padding_before_a_row_that_is_not_declared_is_seen(family):
     """The mistake that the tests above would find."""
     decoder = our_model(hf_model(family, False))
     ids, targets, documents, _ = padded("left")

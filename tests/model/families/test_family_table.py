@@ -96,7 +96,7 @@ def test_too_few_no_rope_layers_are_named_with_their_number():
     assert "no_rope_layers.0: 2" in refusal("smollm3", no_rope_layers=[2] * 8)
 
 
-def test_smollm3s_padding_token_must_lie_in_the_vocabulary():
+def test_smollm3s_padding_token_must_be_in_the_vocabulary():
     fields = {**SIZES, "family": "smollm3"}
     del fields["pad_token_id"]
     with pytest.raises(UserError, match=r"pad_token_id 128004 and vocab_size 211(.|\n)*or to null"):

@@ -8,7 +8,7 @@ from windlass.model.config import ModelConfig
 from windlass.model.families.rope_scaling import merge_rope
 
 
-def test_gemma3s_bases_stand_beside_each_other_or_inside():
+def test_gemma3s_bases_are_beside_each_other_or_inside():
     arch = architecture("gemma3_text", sliding_window_pattern=3, rope_scaling={"rope_type": "linear", "factor": 8.0})
     assert arch.window_layers == (0, 1, 3, 4, 6, 7)
     assert arch.rope_theta == 1e6 and arch.rope_scaling.factor == 8.0 and arch.window_rope == (10000.0, None)

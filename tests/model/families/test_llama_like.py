@@ -43,7 +43,7 @@ def architecture(family, **fields):
     ],
     ids=str,
 )
-def test_windows_lie_where_transformers_has_them(family, fields):
+def test_windows_are_where_transformers_has_them(family, fields):
     arch, theirs = architecture(family, **fields), CONFIGS[family](**SIZES, **fields)
     layers = tuple(layer for layer, kind in enumerate(theirs.layer_types) if kind == "sliding_attention")
     assert arch.window_layers == layers

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: where their norms stand, and which layers have which rope."""
+"""OLMo 2 and 3: where their norms are, and which layers have which rope."""
 
 import pytest
 

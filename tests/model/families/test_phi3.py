@@ -13,7 +13,7 @@ def test_a_part_of_a_head_is_rotated():
     assert architecture("phi3", rope_parameters=inside, partial_rotary_factor=0.5).rotary_dim == 2
 
 
-def test_query_key_and_value_lie_in_one_tensor_and_so_do_gate_and_up():
+def test_query_key_and_value_are_in_one_tensor_and_so_do_gate_and_up():
     arch = architecture("phi3")
     places = {
         own: stored_as(f"model.layers.1.{own}.weight", arch)

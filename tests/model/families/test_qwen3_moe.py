@@ -1,4 +1,4 @@
-"""Qwen3-MoE's fields: which layers are sparse, and what a recipe is told."""
+"""Qwen3-MoE's fields: which layers are sparse, and what a recipe is answered."""
 
 import pytest
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig

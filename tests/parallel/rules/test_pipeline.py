@@ -35,7 +35,9 @@ def test_a_pipeline_of_one_rank_has_no_less():
         ("interleaved-zero-bubble", 3, 5, 3, 6 * 300, 1),
     ],
 )
-def test_micro_batches_that_do_not_fit_are_told_which_do(schedule, pp, num_micro, micro, tokens, other_micro):
+def test_micro_batches_that_do_not_fit_are_refused_with_those_that_do(
+    schedule, pp, num_micro, micro, tokens, other_micro
+):
     (error,) = micro_batch_errors(schedule, pp, num_micro, 100 * micro, micro)
     change = error.change
     assert f"{num_micro} micro-batches" in error.given and f"run.tokens_per_step={tokens}" in change

@@ -11,7 +11,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.schedules import KINDS, in_flight, owners
 
 
-def test_stages_lie_on_ranks_in_a_line_in_loops_or_in_a_v():
+def test_stages_are_on_ranks_in_a_line_in_loops_or_in_a_v():
     assert owners("gpipe", 3) == owners("1f1b", 3) == (0, 1, 2)
     assert owners("interleaved-1f1b", 3) == owners("interleaved-zero-bubble", 3) == (0, 1, 2, 0, 1, 2)
     assert owners("zbv", 3) == (0, 1, 2, 2, 1, 0)

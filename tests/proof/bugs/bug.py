@@ -7,7 +7,7 @@ from tests.proof.planting import Patch
 
 @dataclass(frozen=True)
 class Seen:
-    """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: told of its first
+    """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: reported of its first
     difference; `tensor`: named by the first row of weights that differs. Replicas that drift apart end the ranks before a row is
     compared: then `what` is OutOfSync."""
 

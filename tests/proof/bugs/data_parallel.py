@@ -40,7 +40,7 @@ DATA_PARALLEL = {
         ("exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: replicate2 shard2 micro1 fp32"),
     ),
     "silenced replicas": Bug(
-        "FSDP2 is told not to all-reduce, and hands out no gradient at all: the census of gradients stops the run",
+        "FSDP2 is told not to all-reduce, and hands out no gradient at all: the check of gradients stops the run",
         ((FSDP, "unit.set_requires_all_reduce(is_last,", "unit.set_requires_all_reduce(False,"),),
         ("exact: qwen3 tied: replicate2 shard2 micro1",), said="BadLayout: .* parameters got no gradient in the first step",
     ),

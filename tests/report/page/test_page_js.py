@@ -238,7 +238,7 @@ def test_keys_read_values_out_and_a_legend_hides_a_curve(probe):
     assert found["changed"] and found["pressed"] == "false"
 
 
-def test_a_mark_of_what_is_not_finite_stands_on_its_own_chart_alone(probe):
+def test_a_mark_of_what_is_not_finite_is_on_its_own_chart_alone(probe):
     found = probe("""
       const red = (name) => { // in the rows above the plot, where the marks' triangles are
         const canvas = document.getElementById("plot-" + name), ratio = canvas.width / canvas.clientWidth;

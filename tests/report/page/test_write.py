@@ -119,7 +119,7 @@ def test_the_figures_are_json_with_gaps_and_the_values_that_count(text):
     assert [kind for _, kind, *_ in drawn["marks"]] == ["resumed", "not finite", "end", "validation", "validation"]
 
 
-def test_the_page_tells_figures_settings_derived_values_and_what_happened(text):
+def test_the_page_reports_figures_settings_derived_values_and_what_happened(text):
     words = " ".join(Page(text).text.split())
     for told in (
         "mine", "finished", "at step 40", "4.0000", "8.00 at step 0", "perplexity 54.6", "1.700 bits per byte",
