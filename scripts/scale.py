@@ -1,10 +1,11 @@
 """What start-up, layout, planning, index and stream take on 8 to 16,384 ranks, counted here.
 
-    python scripts/scale.py [--worlds 8 64 512 4096 16384] [--real 2 4 8 16]
+    python scripts/scale.py [--worlds 8 64 512 4096 16384] [--real 2 4 8 16] [--only start host]
 
 build, plan, stream   the code that a rank runs, as rank 0 of a world of N ranks: torch's `fake` process group sends nothing, and
                       parameters are on meta. Every measurement has a process of its own; seconds are CPU seconds
 real                  N processes on this machine, gloo between them: sockets that a rank holds, and its requests to the store
+start, host           real runs, too: what a host asks for before its ranks train, and what it fetches for them (start_calls.py)
 
 Rows go to benchmarks/results/scale.json, docs/scale.md shows them. The model is Llama-3-8B: all of it where a save is planned,
 one layer with its embedding and head where a layout is built.
@@ -20,6 +21,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -307,31 +309,49 @@ def real(world: int) -> Row:
 
 
 def apart(calls: list[tuple[Callable[..., Row], tuple[Any, ...]]]) -> list[Row]:
-    """Each call in a process of its own, side by side, forked from a server that has no threads: the caller may have some."""
+    """Each call in a process of its own, side by side, forked from a server that has no threads: the caller may have some. And in
+    a pool of its own: one pool whose workers take a task each waits for ever where a worker ends while others are started."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ProcessPoolExecutor(len(calls), context, **one_thread, max_tasks_per_child=1) as pool:
-        return [row.result() for row in [pool.submit(function, *given) for function, given in calls]]
+    with ExitStack() as opened:
+        pools = [opened.enter_context(ProcessPoolExecutor(1, context, **one_thread)) for _ in calls]
+        return [row.result() for row in [pool.submit(call, *given) for pool, (call, given) in zip(pools, calls)]]
+
+
+def started(row: Row, counted: Row) -> Row:
+    """`row` of 1T tokens, with the calls of its hosts on a directory before step 0, as `counted` on few shards: rank 0 looks at
+    each shard, and every rank reads what is small. The shards that ranks load then are no part of it."""
+    small = RANKS_PER_HOST * counted["other_small"]
+    first = row["shards"] + counted["first_small"] - counted["other_small"] + small
+    return {**row, "start_first": first, "start_other": small}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--real", type=int, nargs="*", default=REAL)
+    parser.add_argument("--only", nargs="*", help="kinds of rows; the others are kept as they are")
+    import start_calls  # beside this file
+
     asked = parser.parse_args()
     calls = [(what, (world, kind)) for what in (build, plan) for kind in ("shard", "hosts") for world in asked.worlds]
     calls += [(stream, (world,)) for world in asked.worlds]
     calls += [(reading, (world,)) for world in asked.worlds if world in (512, 16384)]
-    rows = []
-    for call in calls:
-        rows += apart([call])
-        print(json.dumps(rows[-1]), flush=True)
-    for world in asked.real:
-        rows.append(real(world))
-        print(json.dumps(rows[-1]), flush=True)
-    made = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-    RESULTS.write_text(json.dumps(made, indent=1) + "\n")
+    makers = [(call[0].__name__, lambda call=call: apart([call])[0]) for call in calls]
+    makers += [("real", lambda world=world: real(world)) for world in asked.real]
+    makers += [("start", lambda count=count: start_calls.directory(count, apart)) for count in (64, 256)]
+    makers += [("host", lambda hosts=hosts: start_calls.store(hosts, 64, apart)) for hosts in (1, 4)]
+    made: Row = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "rows": []}
+    kept = json.loads(RESULTS.read_text()) if asked.only else made
+    rows = [row for row in kept["rows"] if row["what"] not in (asked.only or [])]
+    for what, make in makers:
+        if asked.only is None or what in asked.only:
+            rows.append(make() | ({"date": made["date"]} if asked.only else {}))
+            print(json.dumps(rows[-1]), flush=True)
+    counted = [row for row in rows if row["what"] == "start"]
+    rows = [started(row, counted[-1]) if row["what"] == "reading" and counted else row for row in rows]
+    RESULTS.write_text(json.dumps({**kept, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """scripts/scale.py: the counts of its rows in small worlds. What grows with the world, and what does not."""
 
+import json
 import math
 from pathlib import Path
 
@@ -77,3 +78,20 @@ def test_sockets_and_requests_of_a_real_world(world):
     assert row["start_requests"] <= 4 * log + 12
     assert row["served"] == world + 1, "a socket that listens, and one per rank"
     assert (row["asking"], row["step_requests"]) == (1, 1.0), "one rank of a host asks, once a step"
+
+
+def test_start_up_of_1t_tokens_is_a_look_per_shard_on_one_rank_and_the_small_files_on_all():
+    counted = {"first_small": 27, "other_small": 15}
+    row = scale.started({"what": "reading", "shards": 1000}, counted)
+    assert (row["start_first"], row["start_other"], row["shards"]) == (1000 + 27 + 7 * 15, 8 * 15, 1000)
+
+
+def test_the_kept_rows_of_1t_tokens_follow_from_those_that_were_counted():
+    rows = json.loads(scale.RESULTS.read_text())["rows"]
+    counted = [row for row in rows if row["what"] == "start"]
+    assert [(row["first_looks"], row["other_looks"]) for row in counted] == [(row["shards"], 0) for row in counted]
+    assert len(counted) == 2 and len({(row["first_small"], row["other_small"]) for row in counted}) == 1
+    reading = [row for row in rows if row["what"] == "reading"]
+    assert len(reading) == 2 and [scale.started(row, counted[-1]) for row in reading] == reading
+    fetched = [(row["shards_fetched"], row["fetches"]) for row in rows if row["what"] == "host"]
+    assert len(fetched) == 2 and all(shards == fetches for shards, fetches in fetched)
