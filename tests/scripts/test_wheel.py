@@ -1,12 +1,16 @@
 """The wheel: built from this checkout, it works in an environment that cannot see the checkout."""
 
+import ast
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -68,6 +72,30 @@ def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkou
     recipes = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
     assert f"{recipes} 7" in told and "True" in told
     assert "train" in call("windlass", "--help")
+
+
+PARTS = {  # what another package asks for by itself, and offers as its own: datasets asks for fsspec[http]
+    "annotated_types": "pydantic",
+    "pydantic_core": "pydantic",
+    "aiohttp": "datasets",
+    "flyteplugins": "flyteplugins-pytorch",
+}
+
+
+def test_every_package_that_the_source_imports_is_one_that_pip_brings():
+    """Also what only one command needs, and what another package happens to bring today."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for extra, names in project["optional-dependencies"].items() if extra != "dev" for name in names]
+    asked = {Requirement(text).name.lower() for text in (*project["dependencies"], *extras)}
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    roots = {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"windlass"}
+    packages = importlib.metadata.packages_distributions()  # not of an extra that is not installed
+    found = {root: [PARTS[root]] if root in PARTS else packages.get(root, [root]) for root in roots}
+    missing = {root for root, names in found.items() if not asked & {name.lower().replace("_", "-") for name in names}}
+    assert len(roots) > 15 and missing == set()
 
 
 TYPED = """
