@@ -1,6 +1,6 @@
-"""How fast conversations become ids, in one process, by the number of turns and the template.
+"""How fast conversations become ids, in one process, by the number of turns and the template; what a preparation's parent does.
 
-    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write]
+    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write] [--parent]
 
 The conversations hold words drawn from the sources of Python's standard library: a system message, and turns of a question of 200
 characters and an answer of 800. The tokenizer is a byte-level BPE of 16,384 tokens trained on the same. The templates are TRL's
@@ -10,6 +10,11 @@ with tiktoken and with the tokenizer itself, and compared with nothing: a rate o
 Counted: texts that the template rendered, per turn, and their characters, per character of the conversations. Both say whether
 the cost is linear in turns, whatever the machine.
 Wanted: 2 MB per CPU second with tiktoken, and as much with 64 turns as with 4.
+
+--parent measures something else: `prepare` itself, with two workers, on --megabytes of such conversations of 16 turns (Qwen2.5,
+tiktoken, sequences of 16,384 tokens), in a process of its own. Of its CPU seconds `parent_share` is the parent's, and
+`parent_share_less_fixed` is that without what comes before the first shard: imports, the tokenizer, its comparison with tiktoken.
+Shares hold on a busy machine too; seconds are not kept. --write adds them to the results, with the load.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import json
 import os
 import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,18 +104,70 @@ def measure(directory: Path, rows: list[str], num_turns: int, *, is_fast: bool) 
     }
 
 
+def run_prepare(rows: Path, tokenizer: Path, place: Path) -> None:
+    """Prints the shares, as JSON, on the last line."""
+    from windlass.data.config import DataConfig
+    from windlass.data.prepare import build, prepare
+
+    begun: list[float] = []
+    real = build.write_set
+
+    def noted(*arguments: Any, **keywords: Any) -> Any:
+        begun.append(time.process_time())
+        return real(*arguments, **keywords)
+
+    build.write_set = noted
+    source = {"path": str(rows), "format": "chat"}
+    settings = {"sources": [source], "tokenizer": {"from": str(tokenizer)}, "directory": str(place), "workers": 2}
+    config = DataConfig.model_validate({**settings, "sequence_length": 16_384, "packing": "best-fit"})
+    prepare.prepare(config, {}, log=lambda line: print(line, file=sys.stderr))
+    now = os.times()
+    own, every = sum(now[:2]), sum(now[:4])
+    print(
+        json.dumps(
+            {"parent_share": round(own / every, 4), "parent_share_less_fixed": round((own - begun[0]) / every, 4)}
+        )
+    )
+
+
+def measure_parent(words: list[str], template: Path, megabytes: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer, rows = Path(folder, "tokenizer"), Path(folder, "rows.jsonl")
+        write_tokenizer(words, tokenizer, template, TEMPLATES["qwen2_5"].split())
+        texts = conversations(words, 16, int(megabytes * 1e6))
+        rows.write_text("".join(f'{{"messages": {text}}}\n' for text in texts), "utf-8")
+        command = [sys.executable, __file__, "--way", str(rows), str(tokenizer), str(Path(folder, "place"))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return {"megabytes": megabytes, "conversations": len(texts), **json.loads(done.stdout.splitlines()[-1])}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=2.0)
     parser.add_argument("--templates", type=Path, help="a directory of NAME.jinja, instead of TRL's")
     parser.add_argument("--write", action="store_true", help="write the results, with the machine and its load")
+    parser.add_argument("--parent", action="store_true", help="measure the parent's share of a preparation instead")
+    parser.add_argument("--way", nargs=3, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.way is not None:
+        run_prepare(*arguments.way)
+        return 0
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker
     spec = find_spec("trl")
     origin = None if spec is None or spec.origin is None else Path(spec.origin).parent / "chat_templates"
     templates = arguments.templates or origin
     if templates is None:
         raise SystemExit("install trl, or give --templates")
+    if arguments.parent:
+        load = [round(one, 2) for one in os.getloadavg()]
+        found = measure_parent(read_words(), templates / "qwen2_5.jinja", arguments.megabytes)
+        found |= {"load_at_start": load, "cores": os.cpu_count(), "python": platform.python_version()}
+        print(found)
+        if arguments.write:
+            kept = json.loads(RESULTS.read_text())
+            name = f"parent, {arguments.megabytes:g} MB"
+            RESULTS.write_text(json.dumps({**kept, name: found}, indent=2) + "\n")
+        return 0
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
     result: dict[str, Any] = {
         **machine,

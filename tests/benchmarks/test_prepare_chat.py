@@ -1,0 +1,30 @@
+"""benchmarks/prepare_chat.py: docs/design.md gives the parent's shares of its rows, which are within what is wanted."""
+
+import json
+
+from tests.docs.test_techniques import DOCS, ROOT, beside
+
+script = beside(ROOT / "benchmarks", "prepare_chat")
+PARENT = {name: row for name, row in json.loads(script.RESULTS.read_text()).items() if name.startswith("parent, ")}
+
+
+def in_words(key):
+    *first, last = (f"{100 * row[key]:.1f}" for row in PARENT.values())
+    return f"{', '.join(first)} and {last} %"
+
+
+def test_the_design_gives_the_shares_that_were_measured():
+    page = " ".join((DOCS / "design.md").read_text("utf-8").split())
+    assert list(PARENT) == ["parent, 10 MB", "parent, 40 MB", "parent, 160 MB"]
+    assert f"its share is {in_words('parent_share')} with two workers" in page
+    assert f"without that {in_words('parent_share_less_fixed')} (" in page
+
+
+def test_less_what_is_fixed_the_parent_does_three_percent_at_most():
+    assert max(row["parent_share_less_fixed"] for row in PARENT.values()) <= 0.03
+
+
+def test_conversations_have_their_turns_and_are_as_many_as_asked_for():
+    rows = [json.loads(row) for row in script.conversations(["word"] * 5000, 4, 20_000)]
+    assert all([message["role"] for message in row] == ["system", *["user", "assistant"] * 4] for row in rows)
+    assert 20_000 <= sum(len(json.dumps(row, ensure_ascii=False).encode()) for row in rows) < 30_000
