@@ -1,10 +1,11 @@
 """Device names as torch reports them, their peaks, and that nothing unknown gets a default."""
 
+import os
 import re
 
 import pytest
 
-from windlass.hardware import DEVICES, find_device
+from windlass.hardware import DEVICES, find_device, read_load
 from windlass.units import GIB
 
 
@@ -114,3 +115,10 @@ def test_every_device_has_a_source_and_figures_in_their_units():
 def test_a_card_without_bf16_says_so():
     assert find_device("Tesla T4").peak_dtype == find_device("Tesla V100-SXM2-16GB").peak_dtype == "fp16"
     assert find_device("NVIDIA H200").peak_dtype == "bf16"
+
+
+def test_the_load_is_the_last_minutes_and_unknown_where_the_kernel_does_not_say_it(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
+    assert read_load() == 2.5
+    monkeypatch.setattr(os, "getloadavg", lambda: os.stat("/no such file"))
+    assert read_load() is None

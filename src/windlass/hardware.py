@@ -5,9 +5,10 @@ print twice that ("with sparsity"), and for GeForce cards also twice that again 
 a figure, or against a default for an unknown card, is wrong by that factor. A name therefore matches as a whole
 ("... Laptop GPU" and a MIG slice are other devices), and an unknown name gives None: the MFU is then n/a.
 
-Of the host: the control groups that this process is in, which limit a container or a job of SLURM.
+Of the host: the control groups that this process is in, which limit a container or a job of SLURM, and how busy it is.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,3 +141,11 @@ def own_groups(root: Path = Path("/"), controller: str = "") -> list[Path]:
             group = PurePosixPath(path.lstrip("/"))
             return [root / "sys/fs/cgroup" / controller / one for one in (group, *group.parents)]
     return []
+
+
+def read_load() -> float | None:
+    """Threads of this host that compute or wait for a core, over the last minute; None where the kernel does not say it."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None

@@ -1,10 +1,8 @@
 """Shared memory, limits and the environment of a host."""
 
-import os
-
 import pytest
 
-from windlass.doctor.host import HostLimits, check_environment, check_limits, check_load, read_limits, read_load
+from windlass.doctor.host import HostLimits, check_environment, check_limits, check_load, read_limits
 from windlass.units import GIB
 
 GOOD = HostLimits(shared=64 * GIB, files=1_048_576, locked=-1, processes=-1)
@@ -87,10 +85,3 @@ def test_environment(environ, ranks, found, said):
 def test_load(load, cores, threads, found):
     seen = list(check_load(load, cores, threads))
     assert names(seen) == found and all("OMP_NUM_THREADS=1" in one.fix for one in seen)
-
-
-def test_the_load_is_the_last_minutes_and_unknown_where_the_kernel_does_not_say_it(monkeypatch):
-    monkeypatch.setattr(os, "getloadavg", lambda: (2.5, 1.0, 0.5))
-    assert read_load() == 2.5
-    monkeypatch.setattr(os, "getloadavg", lambda: os.stat("/no such file"))
-    assert read_load() is None

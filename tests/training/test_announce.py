@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import pytest
 import torch
 
 from tests import tiny
@@ -11,7 +12,7 @@ from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
-from windlass.training.announce import describe_layout, describe_memory, describe_nulls
+from windlass.training.announce import describe_layout, describe_load, describe_memory, describe_nulls
 
 MEMORY = "142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01"
 
@@ -87,3 +88,13 @@ def test_the_line_names_the_axes_the_blocks_of_each_rank_and_the_idle_share(tmp_
     assert told == (
         "pp 2 x replicate 2 x shard 1, zero 0; zbv, blocks 0, 4 | 1, 2-3; 1f1b would be idle for 20.0% of a step"
     )
+
+
+@pytest.mark.parametrize(
+    ("threads", "load", "cores", "is_busy"),
+    [(2, 9.6, 2, True), (1, 9.6, 2, False), (2, 1.9, 2, False), (2, None, 2, False), (2, 9.6, None, False)],
+)
+def test_a_busy_host_is_named_where_a_rank_has_several_threads(threads, load, cores, is_busy):
+    found = describe_load(threads, load, cores)
+    assert len(found) == is_busy
+    assert all(line.startswith("this host is busy: 9.6 threads of other programs for 2 cores. OMP_") for line in found)

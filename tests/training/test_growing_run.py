@@ -163,6 +163,9 @@ def test_a_finished_preparation_of_other_files_is_not_gone_on_with(base):
 def test_what_is_not_known_yet_is_said(base):
     config = in_written_order(base, "finished", base / "corpus")
     assert describe_length(config, 30, 120, is_whole=True) == "2.00 epochs"
+    assert (
+        describe_length(config, 1500, 60, is_whole=True) == "200.00 epochs, in which a model learns its text by heart"
+    )
     assert describe_length(config, 30, 120, is_whole=False) == "240 samples, of which 120 are prepared so far"
     assert "no baselines, and later shards are not linted" in describe_order(config, is_whole=False)["first epoch"]
     assert describe_order(config, is_whole=True) == {

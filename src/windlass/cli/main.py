@@ -88,6 +88,9 @@ app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_launch.app, name="launch")
 
 
+app.command()(cli_recipes.init)
+
+
 @app.command()
 def prepare(
     recipe: Recipe,
@@ -224,7 +227,7 @@ for command in (
     cli_models.evaluate, cli_models.generate, cli_models.export,
     cli_runs.status, cli_runs.stacks, cli_runs.profile, cli_runs.advise, cli_runs.bench, cli_runs.runs, cli_runs.report,
     cli_runs.sync,
-    cli_recipes.init, cli_recipes.keys,
+    cli_recipes.keys,
 ):  # fmt: skip
     app.command()(command)
 app.command("import")(cli_recipes.import_file)

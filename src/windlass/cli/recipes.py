@@ -30,8 +30,11 @@ def init(
     def ask(question: str, default: str) -> str:
         return str(typer.prompt(question, default=default or None, err=True))
 
-    print_lines(new_recipe.init(out, data, model, steps, kind, ask if sys.stdin.isatty() else None))  # type: ignore[arg-type]
-    say(f"{out} is written. Next: windlass train {out}")
+    chose, to_mend = new_recipe.init(out, data, model, steps, kind, ask if sys.stdin.isatty() else None)  # type: ignore[arg-type]
+    print_lines(chose)
+    for sentence in to_mend:
+        say(f"Before it can run: {sentence}")
+    say(f"{out} is written. {'Then' if to_mend else 'Next'}: windlass train {out}")
 
 
 def import_file(
@@ -55,7 +58,10 @@ def import_file(
     if found.silent:
         say(f"nothing to set here for: {', '.join(found.silent)}", sys.stderr)
     if out is not None:
-        say(f"{out} is written: {len(found.mapped)} settings, {len(found.left)} not mapped. Next: look at data.sources")
+        say(
+            f"{out} is written: {len(found.mapped)} settings, {len(found.left)} not mapped. "
+            f"Next: look at data.sources, then windlass train {out}"
+        )
 
 
 def keys(

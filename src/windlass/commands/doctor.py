@@ -14,7 +14,7 @@ from windlass.data.prepare.prepare import check_place
 from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, tokenizer_files, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
-from windlass.doctor.host import check_environment, check_limits, check_load, read_limits, read_load
+from windlass.doctor.host import check_environment, check_limits, check_load, read_limits
 from windlass.doctor.network import (
     check_infiniband,
     check_interfaces,
@@ -25,6 +25,7 @@ from windlass.doctor.network import (
 )
 from windlass.doctor.run_storage import check_directory, probe
 from windlass.errors import SeveralErrors, UserError
+from windlass.hardware import read_load
 from windlass.model.open_config import architecture_of
 from windlass.object_store import Store
 from windlass.supervise.kernel_log import read_faults

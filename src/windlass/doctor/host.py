@@ -46,14 +46,6 @@ def read_limits() -> HostLimits:
     return HostLimits(shared, *(resource.getrlimit(kind)[1] for kind in kinds))
 
 
-def read_load() -> float | None:
-    """Threads of this host that compute or wait for a core, over the last minute; None where the kernel does not say it."""
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
-
-
 def check_load(load: float | None, cores: int, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
     """`cores`: of the host, as the load is."""
     if load is not None and load > cores > 1 and environ.get("OMP_NUM_THREADS") != "1":

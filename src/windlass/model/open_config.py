@@ -57,7 +57,9 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
         raise UserError(
             f"model.from: {directory} has no config.json",
             "a Hugging Face directory holds config.json beside its safetensors files",
-            "give the directory that holds config.json",
+            f"it is a run: `windlass export {directory}`, then model.from: {path / 'export'}"
+            if (path / "checkpoints").is_dir()
+            else "give the directory that holds config.json",
         )
     if (size := file.stat().st_size) > MAX_BYTES:
         raise UserError(

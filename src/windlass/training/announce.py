@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from windlass.advice.facts import RunFacts
 from windlass.config import RunConfig, to_yaml
 from windlass.data.stream.shares import Shares
+from windlass.hardware import read_load
 from windlass.model.architecture import Architecture, describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts, recomputed_flops
@@ -33,6 +35,9 @@ from windlass.training.run import Run
 from windlass.training.run_directory import model_header
 from windlass.training.sizing.out_of_memory import gradient_bytes, local_bytes
 from windlass.units import format_bytes, format_count
+
+MANY_EPOCHS: Final = 100
+"""Nobody means as many: such a run has too many steps for its data."""
 
 
 def announce(
@@ -69,9 +74,7 @@ def announce(
         **({"of the script": ", ".join(f"{kind} {name}" for kind, name in own.items())} if own else {}),
         "starts": source,
     }
-    width = max(map(len, derived))
-    for name, value in derived.items():
-        say(f"  {name:<{width}}  {value}")
+    _say(run, derived)
     header = "".join(f"# {name}: {printable(redacted(value))}\n" for name, value in derived.items())
     _keep(config.run.directory / "recipe.yaml", config.recipe)
     _keep(config.run.directory / "resolved.yaml", header + model_header(architecture) + to_yaml(config))
@@ -195,6 +198,23 @@ def _describe_ranks(run: Run) -> dict[str, str]:
     return ranks | ({"threads": f"{torch.get_num_threads()} per rank"} if run.runtime.device.type == "cpu" else {})
 
 
+def _say(run: Run, derived: Mapping[str, str]) -> None:
+    width = max(map(len, derived))
+    for name, value in derived.items():
+        say(f"  {name:<{width}}  {value}")
+    if run.runtime.device.type == "cpu":
+        for word in describe_load(torch.get_num_threads(), read_load(), os.cpu_count()):
+            say(f"  {word}")
+
+
+def describe_load(threads: int, load: float | None, cores: int | None) -> list[str]:
+    """A word where other programs compute on this host and a rank has `threads` of its own: all of these wait for the slowest."""
+    if load is None or cores is None or threads == 1 or load <= cores:
+        return []
+    change = "OMP_NUM_THREADS=1 before the command is faster then, several times perhaps"
+    return [f"this host is busy: {load:.1f} threads of other programs for {cores} cores. {change}"]
+
+
 def _num_samples(run: Run) -> int:
     return sum(shard.num_samples for shard in run.source.shards)
 
@@ -224,7 +244,8 @@ def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_wh
     """How much of the data a run reads, as far as that is known."""
     samples = total_steps * config.samples_per_step
     if is_whole:
-        return f"{samples / num_samples:.2f} epochs"
+        epochs = samples / num_samples
+        return f"{epochs:.2f} epochs" + (", in which a model learns its text by heart" if epochs > MANY_EPOCHS else "")
     return f"{samples} samples, of which {num_samples} are prepared so far"
 
 

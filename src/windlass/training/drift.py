@@ -236,7 +236,7 @@ def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: lis
                 "; ".join(map(str, refused)),
                 "a resumed run trains with the settings of its checkpoint",
                 f"put the old value{'s' if len(refused) > 1 else ''} back, use another run.directory, or accept with "
-                f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
+                f"'run.accept_drift=[{', '.join(item.key for item in refused)}]'",
             )
         )
     return errors
@@ -280,7 +280,7 @@ def _length_errors(trainer_state: dict[str, Any], config: RunConfig, now: int) -
         yield UserError(
             f"run.steps={now}, and the checkpoint has done {step} of {before}",
             "a run may become longer; it becomes shorter only where that is accepted, and never shorter than what is done",
-            f"set run.steps to {before} or more, or to {step} or more with run.accept_drift=[run.steps]",
+            f"set run.steps to {before} or more, or to {step} or more with 'run.accept_drift=[run.steps]'",
         )
 
 

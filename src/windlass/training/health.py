@@ -178,7 +178,7 @@ class Health:
 
 def open_health(config: RunConfig, recorder: Recorder, start_step: int, recent: Sequence[float] = ()) -> Health:
     advice = (
-        "lower optim.learning_rate or raise optim.warmup_steps (run.accept_drift=[optim.learning_rate] goes on from the last "
+        "lower optim.learning_rate or raise optim.warmup_steps ('run.accept_drift=[optim.learning_rate]' goes on from the last "
         "checkpoint, which is of finite weights), or look at the data of the steps named"
     )
     is_scaled = config.precision.computed == "fp16"

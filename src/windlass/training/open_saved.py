@@ -28,7 +28,7 @@ from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest_entry
 from windlass.hub import client as hub
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -125,7 +125,7 @@ def find_saved(path: Path, step: int | None = None, base: Path | None = None) ->
             f"{path} {what}",
             "a model is a run directory, one of its checkpoints, a Hugging Face directory (config.json) or an adapter's "
             f"directory ({ADAPTER_CONFIG})",
-            "correct the path",
+            f"{nearest_entry(path)}correct the path",
         )
     directory = find_checkpoint(path, step)
     trainer_state = read_trainer_state(directory)

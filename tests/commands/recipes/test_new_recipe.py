@@ -162,6 +162,10 @@ def test_what_is_not_given_is_asked(here):
     init(here / "r.yaml", None, None, None, None, ask)
     assert asked == [("Data", ""), ("Model", "small"), ("Optimizer steps", "1000")]
     assert load_recipe(here / "r.yaml").run.steps == 7
+    (here / "rows.jsonl").write_text(json.dumps(ROWS["sft"]))
+    given = iter(["rows.jsonl", "Qwen/Qwen3-4B", "2"])
+    init(here / "s.yaml", None, None, None, None, ask)
+    assert asked[-1] == ("Epochs", "3") and load_recipe(here / "s.yaml").run.epochs == 2
 
 
 @pytest.mark.parametrize("pattern", ["folder/*/rows.jsonl", "*/a/rows.jsonl", "folder/?/*.jsonl"])
@@ -328,15 +332,15 @@ def test_rows_that_could_not_be_learned_are_named_at_once(here):
         {"messages": [*good[0]["messages"][:1], {"role": "assistant", "content": " "}]},
     ]
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good[:3], *bad, *good[3:]]))
-    *_, said = init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
+    _, (*_, said) = init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
     assert said.startswith("of the first 22 rows 2 rows are bad: rows.jsonl:4 holds no message of the role assistant (")
     assert said.endswith(
         "leave the row out, or mend its roles. `bad_rows: {at_most: 2}` of the source leaves bad rows out"
     )
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in good))
-    assert not [line for line in init(here / "s.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None) if "bad" in line]
+    assert init(here / "s.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)[1] == []
     (here / "rows.jsonl").write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": None}) + "\n")
-    *_, said = init(here / "t.yaml", "rows.jsonl", None, 50, "pretrain", None)
+    _, (*_, said) = init(here / "t.yaml", "rows.jsonl", None, 50, "pretrain", None)
     assert said.startswith("of the first 2 rows 1 row is bad: rows.jsonl")
 
 
@@ -352,3 +356,11 @@ def test_steps_that_are_no_count_are_refused_in_our_words(here, monkeypatch, cap
     (here / "a.txt").write_text("wind and rope " * 400)
     code, done = run_command(["init", "--data", "a.txt", "--steps", given, "-o", "r.yaml"], monkeypatch, capsys)
     assert code == 2 and f"windlass: '{given}' steps" in done.err and not (here / "r.yaml").exists()
+
+
+def test_a_run_is_exported_before_another_begins_with_it(here):
+    (here / "runs/mine/checkpoints").mkdir(parents=True)
+    (here / "rows.jsonl").write_text(json.dumps(ROWS["sft"]))
+    with pytest.raises(UserError, match="--model runs/mine") as caught:
+        init(here / "r.yaml", "rows.jsonl", "runs/mine", None, None, None)
+    assert caught.value.change == "windlass export runs/mine, then --model runs/mine/export"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from windlass.commands.recipes.factory_v1_file import is_list
 from windlass.commands.recipes.first_rows import (
@@ -22,6 +22,7 @@ from windlass.commands.recipes.first_rows import (
 )
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
+from windlass.commands.recipes.written_recipe import SMALL, written
 from windlass.config import parse_recipe
 from windlass.data.files import write_durably
 from windlass.errors import UserError, nearest, nearest_entry
@@ -29,30 +30,10 @@ from windlass.hub.client import is_hub_name
 from windlass.recipe import parse_yaml, recipe_text
 from windlass.settings import read_count
 
-SMALL: Final = "small"
-"""The model of `init` that is trained from nothing: a million parameters, for a first run on any machine."""
 DATASETS: Final = "dataset_info.json"
-FROM_NOTHING: Final = (
-    ("model:", "a million parameters, from nothing; {from: NAME} goes on with the weights of another"),
-    ("  family: qwen3", ""),
-    ("  hidden_size: 128", ""),
-    ("  intermediate_size: 384", ""),
-    ("  num_hidden_layers: 4", ""),
-    ("  num_attention_heads: 4", ""),
-    ("  num_key_value_heads: 2", ""),
-    ("  head_dim: 32", ""),
-    ("  max_position_embeddings: 1024", ""),
-    ("  tie_word_embeddings: true", ""),
-    ("  initializer_range: 0.088", "1 / sqrt(hidden_size)"),
-)
 HELD_OUT: Final = 8
 """Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
 SHARE_OF_FEW: Final = 20  # one part of so much
-COMMENTS: Final = {
-    "pretrain": "every token of every text is learned",
-    "sft": "of conversations the assistant's answers are learned",
-    "dpo": "of two answers to a prompt the chosen one becomes more likely",
-}
 
 
 def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> tuple[str, Imported]:
@@ -82,6 +63,12 @@ def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> t
 
 def _check_model(model: str) -> None:
     """Raises UserError for a name that is no model: a typo would be found when the run begins."""
+    if (Path(model).expanduser() / "checkpoints").is_dir():
+        raise UserError(
+            f"--model {model}",
+            "it is a run; a model to go on with is what a run exports",
+            f"windlass export {shlex.quote(model)}, then --model {shlex.quote(model.rstrip('/') + '/export')}",
+        )
     if model != SMALL and not is_hub_name(model) and not Path(model).expanduser().is_dir():
         near = nearest(model, [SMALL]) or nearest_entry(Path(model).expanduser())
         raise UserError(
@@ -98,9 +85,9 @@ def init(
     steps: int | str | None,
     kind: Kind | None,
     ask: Callable[[str, str], str] | None,
-) -> list[str]:
-    """Writes a recipe of some twenty lines to `out`, and returns sentences on the choices in it. What is not given is asked for:
-    `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
+) -> tuple[list[str], list[str]]:
+    """Writes a recipe of some twenty lines to `out` -> sentences on the choices in it, and on what is to be mended before it can
+    run. What is not given is asked for: `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
     _check_new(out)
     if kind is not None and kind not in get_args(Kind):
         raise UserError(
@@ -117,7 +104,6 @@ def init(
         ask(f"Model: a hub name or directory to finetune, or {SMALL} for a new one", SMALL) if ask else SMALL
     )
     _check_model(model)
-    steps = _count(str(steps if steps is not None else ask("Optimizer steps", "1000") if ask else 1000))
     source = _source(data)
     file = _first_file(source)
     if has_rows(file) and next(first_rows(file), None) is None:
@@ -135,55 +121,13 @@ def init(
     chosen = Chosen(256 if model == SMALL else USUAL, "drop", "")
     if kind != "pretrain":
         chosen = choose_length(file, shape, model)
-    text = _recipe(out, {**source, **shape.settings}, model, steps, kind, chosen, _validation(source, file, shape))
+    duration = _duration(steps, kind, ask)
+    text = written(out, {**source, **shape.settings}, model, duration, kind, chosen, _validation(source, file, shape))
     parse_recipe(text, str(out))
-    notes = [note for note in _notes(chosen, kind, model, {**source, **shape.settings}) if note]
+    to_mend = [missing_template(model) if kind == "sft" else None, bad_rows_note({**source, **shape.settings})]
     write_durably(out, text.encode())
-    return notes
-
-
-def _notes(chosen: Chosen, kind: Kind, model: str, rows: Mapping[str, Any]) -> Iterator[str | None]:
-    yield f"data.sequence_length={chosen.length}: {chosen.meaning}" if chosen.meaning else None
-    yield missing_template(model) if kind == "sft" else None
-    yield bad_rows_note(rows)
-
-
-def _recipe(
-    out: Path, rows: dict[str, Any], model: str, steps: int, kind: Kind, chosen: Chosen, validation: tuple[str, str]
-) -> str:
-    is_small, name, length = model == SMALL, out.stem, chosen.length
-    micro = 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1
-    sequences = 8 if is_small else 1 << max(1, (16 * USUAL // length).bit_length() - 1)
-    rows = rows if kind == "pretrain" else {**rows, "too_long": chosen.too_long}
-    rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
-    every = -(-steps // 5)  # five times, or fewer
-    lines = [
-        (f"# {COMMENTS[kind]}. Every key: windlass keys", ""),
-        ("run:", ""),
-        (f"  directory: runs/{name}", "everything that the run writes; the same command resumes there"),
-        (f"  steps: {steps}", ""),
-        (f"  tokens_per_step: {length * sequences}", f"over all ranks: {sequences} sequences"),
-        (f"  micro_batch: {micro}", "sequences per rank at once; lower it where memory runs out"),
-        *(FROM_NOTHING if is_small else [(f"model: {{from: {json.dumps(model)}}}", "")]),
-        ("data:", ""),
-        (f"  sources: [{_flow(rows)}]", ""),
-        ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
-        (f"  directory: runs/{name}-data", "prepared shards"),
-        (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
-        *([("  isolate: true", "a chat does not see those before it in its sequence")] if kind == "sft" else []),
-        (f"  validation: {validation[0]}", validation[1]),
-        (f"objective: {{kind: {kind}}}", ""),
-        *(
-            []
-            if kind == "pretrain"
-            else [("adapter: {kind: lora, rank: 16}", "left out: all parameters; base: nf4 is QLoRA")]
-        ),
-        ("precision: {policy: auto}", "bf16 where the device has it"),
-        (f"optim: {{learning_rate: {rate}}}", ""),
-        (f"checkpoint: {{every_steps: {every}, keep_last: 2}}", ""),
-        (f"evaluate: {{every_steps: {every}}}", ""),
-    ]
-    return "".join(f"{line:40}  # {comment}".rstrip() + "\n" if comment else f"{line}\n" for line, comment in lines)
+    chose = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
+    return chose, [sentence for sentence in to_mend if sentence]
 
 
 def _validation(source: Mapping[str, str], file: Path, shape: Shape) -> tuple[str, str]:
@@ -226,10 +170,6 @@ def _first_file(source: Mapping[str, str]) -> Path:
 
 def _glob(path: Path) -> Iterator[str]:
     return glob.iglob(str(path), recursive=True)
-
-
-def _flow(source: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in source.items()) + "}"
 
 
 def _check_new(out: Path | None) -> None:
@@ -289,11 +229,21 @@ def _source(data: str) -> dict[str, str]:
     )
 
 
+def _duration(steps: int | str | None, kind: Kind, ask: Callable[[str, str], str] | None) -> tuple[str, int]:
+    """How long a run is that says no `steps`: rows that a person wrote are read a few times, whatever their number."""
+    unit, usual = {"sft": ("epochs", "3"), "dpo": ("epochs", "1")}.get(kind, ("steps", "1000"))
+    if steps is not None:
+        return "steps", _count(str(steps))
+    return unit, _count(ask("Epochs" if unit == "epochs" else "Optimizer steps", usual) if ask else usual)
+
+
 def _count(text: str) -> int:
     number = read_count(text)
     number = int(number) if isinstance(number, str) and number.isdecimal() else number
     if not isinstance(number, int) or number < 1:
         raise UserError(
-            f"{text!r} steps", "a number of steps is whole, and at least 1", "give a number such as 1000 or 1k"
+            f"{text!r} steps",
+            "a number of steps or epochs is whole, and at least 1",
+            "give a number such as 1000 or 1k",
         )
     return number

@@ -26,14 +26,19 @@ MOST: Final = 8192
 """Above it a person decides: activations grow with the length."""
 FEW: Final = 0.01
 """Of the rows may be longer."""
+SHORT: Final = (128, 256, 512)
+"""For files that hold fewer than LITTLE tokens: of 100 short rows in sequences of USUAL an epoch would be two sequences."""
+LITTLE: Final = 32 * USUAL
 
 
 class Chosen(NamedTuple):
-    """The length of a recipe's sequences, what becomes of longer rows, and what that means for the rows at hand, if known."""
+    """The length of a recipe's sequences, what becomes of longer rows, what that means for the rows at hand, if known, and how
+    many sequences an epoch has, where all rows were counted."""
 
     length: int
     too_long: Literal["drop", "cut-prompt"]
     meaning: str
+    sequences: int | None = None
 
 
 def choose_length(file: Path, shape: Shape, model: str) -> Chosen:
@@ -41,18 +46,22 @@ def choose_length(file: Path, shape: Shape, model: str) -> Chosen:
     folder = _folder(model)
     positions = _positions(folder)
     lengths = list(_lengths(file, shape, folder))
-    candidates = [size for size in (USUAL, 2048, 4096, MOST) if size < positions] + [positions] * (positions <= MOST)
     if not lengths:
-        return Chosen(candidates[0], "drop", "")
+        return Chosen(min(USUAL, positions), "drop", "")
+    is_little = len(lengths) < MANY and sum(lengths) < LITTLE
+    sizes = (*(size for size in SHORT if is_little and max(lengths) <= size), USUAL, 2048, 4096, MOST)
+    candidates = [size for size in sizes if size < positions] + [positions] * (positions <= MOST)
     length = next((one for one in candidates if _longer(lengths, one) <= FEW * len(lengths)), candidates[-1])
     among = f"{'the first ' if len(lengths) == MANY else ''}{len(lengths)} rows"
     by = "" if folder else f", by {CHARACTERS} characters a token"
+    packed = -(-sum(min(one, length) for one in lengths) // length)
+    an_epoch = None if len(lengths) == MANY else 2 * len(lengths) if shape.kind == "dpo" else packed
     if not (longer := _longer(lengths, length)):
-        return Chosen(length, "drop", f"holds all of {among}{by}")
+        return Chosen(length, "drop", f"holds all of {among}{by}", an_epoch)
     rows = f"about {longer} of {among} are longer{by}; the longest has {max(lengths)} tokens"
     if shape.kind == "dpo":
-        return Chosen(length, "drop", f"{rows}; they are left out")
-    return Chosen(length, "cut-prompt", f"{rows}; what they ask is cut, no answer is")
+        return Chosen(length, "drop", f"{rows}; they are left out", an_epoch)
+    return Chosen(length, "cut-prompt", f"{rows}; what they ask is cut, no answer is", an_epoch)
 
 
 def missing_template(model: str) -> str | None:

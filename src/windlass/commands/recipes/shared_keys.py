@@ -32,8 +32,8 @@ def take_shared(keys: Keys, facts: Facts) -> None:
     content = keys.take("fsdp_config")
     if isinstance(content, Mapping):
         keys.left |= content
-    seed = keys.take("seed", 42)
-    facts.settings.append((f"seed: {seed}", f"run.seed={seed}"))
+    is_theirs, seed = "seed" not in keys.left, keys.take("seed", 42)
+    facts.settings.append((f"seed: {seed}{', their default' if is_theirs else ''}", f"run.seed={seed}"))
 
 
 def _floor(keys: Keys, facts: Facts) -> None:

@@ -241,7 +241,7 @@ def other_stream(place: str) -> UserError:
         "a resumed run goes on in the stream it began, with the tokenizer it began",
         "put the old files and settings back, and with filters.language or deduplicate.similarity the old py3langid or rensa; or "
         "take another run.directory and data.directory, with run.start_from for the weights; or accept another stream with "
-        "run.accept_drift=[data]",
+        "'run.accept_drift=[data]'",
     )
 
 

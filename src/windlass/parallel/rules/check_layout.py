@@ -112,7 +112,7 @@ def _world_errors(parallel: ParallelConfig, world: int, others: OtherSettings) -
         yield UserError(
             f"precision.gradients=bf16 on {world} ranks",
             "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
-            "remove precision.gradients (a run goes on without it by run.accept_drift=[precision.gradients]); "
+            "remove precision.gradients (a run goes on without it by 'run.accept_drift=[precision.gradients]'); "
             "precision.reduce=bf16 halves what is sent",
         )
     if others.tokens_per_step is not None and others.sequence_length is not None:

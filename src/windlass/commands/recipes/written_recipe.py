@@ -1,0 +1,89 @@
+"""The text of a new recipe: some twenty lines, with what each is for beside it. No torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.commands.recipes.first_rows import Kind
+from windlass.commands.recipes.row_lengths import USUAL, Chosen
+
+SMALL: Final = "small"
+"""The model of `init` that is trained from nothing: a million parameters, for a first run on any machine."""
+FROM_NOTHING: Final = (
+    ("model:", "a million parameters, from nothing; {from: NAME} goes on with the weights of another"),
+    ("  family: qwen3", ""),
+    ("  hidden_size: 128", ""),
+    ("  intermediate_size: 384", ""),
+    ("  num_hidden_layers: 4", ""),
+    ("  num_attention_heads: 4", ""),
+    ("  num_key_value_heads: 2", ""),
+    ("  head_dim: 32", ""),
+    ("  max_position_embeddings: 1024", ""),
+    ("  tie_word_embeddings: true", ""),
+    ("  initializer_range: 0.088", "1 / sqrt(hidden_size)"),
+)
+COMMENTS: Final = {
+    "pretrain": "every token of every text is learned",
+    "sft": "of conversations the assistant's answers are learned",
+    "dpo": "of two answers to a prompt the chosen one becomes more likely",
+}
+
+
+def written(
+    out: Path,
+    rows: dict[str, Any],
+    model: str,
+    duration: tuple[str, int],
+    kind: Kind,
+    chosen: Chosen,
+    validation: tuple[str, str],
+) -> str:
+    """`out`: its file, by which directories are named. `rows`: the source, with what its rows are. `duration`: steps or epochs,
+    and how many. `validation`: its value, and a comment."""
+    is_small, name, length = model == SMALL, out.stem, chosen.length
+    sequences = 8 if is_small else max(2, min(16, _power(16 * USUAL // length)))
+    if chosen.sequences is not None:  # of few rows: a step takes an eighth of an epoch at most
+        sequences = max(2 if kind == "dpo" else 1, min(sequences, _power(chosen.sequences // 8)))
+    micro = min(sequences, 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1)
+    rows = rows if kind == "pretrain" else {**rows, "too_long": chosen.too_long}
+    rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
+    unit, amount = duration
+    steps = amount if unit == "steps" else amount * (chosen.sequences or 500 * sequences) // sequences
+    every = max(1, -(-steps // 5))  # five times, or fewer
+    lines = [
+        (f"# {COMMENTS[kind]}. Every key: windlass keys", ""),
+        ("run:", ""),
+        (f"  directory: runs/{name}", "everything that the run writes; the same command resumes there"),
+        (f"  {unit}: {amount}", ""),
+        (f"  tokens_per_step: {length * sequences}", f"over all ranks: {sequences} sequences"),
+        (f"  micro_batch: {micro}", "sequences per rank at once; lower it where memory runs out"),
+        *(FROM_NOTHING if is_small else [(f"model: {{from: {json.dumps(model)}}}", "")]),
+        ("data:", ""),
+        (f"  sources: [{_flow(rows)}]", ""),
+        ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
+        (f"  directory: runs/{name}-data", "prepared shards"),
+        (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
+        *([("  isolate: true", "a chat does not see those before it in its sequence")] if kind == "sft" else []),
+        (f"  validation: {validation[0]}", validation[1]),
+        (f"objective: {{kind: {kind}}}", ""),
+        *(
+            []
+            if kind == "pretrain"
+            else [("adapter: {kind: lora, rank: 16}", "left out: all parameters; base: nf4 is QLoRA")]
+        ),
+        ("precision: {policy: auto}", "bf16 where the device has it"),
+        (f"optim: {{learning_rate: {rate}}}", ""),
+        (f"checkpoint: {{every_steps: {every}, keep_last: 2}}", ""),
+        (f"evaluate: {{every_steps: {every}}}", ""),
+    ]
+    return "".join(f"{line:40}  # {comment}".rstrip() + "\n" if comment else f"{line}\n" for line, comment in lines)
+
+
+def _power(number: int) -> int:
+    """The largest power of two up to `number`; 1 for 0."""
+    return 1 << max(0, number.bit_length() - 1)
+
+
+def _flow(source: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in source.items()) + "}"

@@ -1,0 +1,29 @@
+"""The text of a new recipe."""
+
+from pathlib import Path
+
+import pytest
+
+from windlass.commands.recipes.row_lengths import Chosen
+from windlass.commands.recipes.written_recipe import written
+from windlass.config import parse_recipe
+
+
+@pytest.mark.parametrize(
+    ("length", "sequences", "kind", "a_step", "micro"),
+    [
+        (1024, None, "sft", 16, 2),
+        (8192, None, "sft", 2, 1),
+        (3000, None, "sft", 4, 1),
+        (1024, 64, "sft", 8, 2),
+        (128, 7, "sft", 1, 1),
+        (128, 7, "dpo", 2, 2),
+        (1024, 4000, "dpo", 16, 2),
+    ],
+)
+def test_a_step_takes_so_many_sequences(length, sequences, kind, a_step, micro):
+    rows = {"path": "rows.jsonl", "format": "chat" if kind == "sft" else "preference"}
+    chosen = Chosen(length, "drop", "", sequences)
+    text = written(Path("r.yaml"), rows, "org/model", ("epochs", 3), kind, chosen, ("none", ""))
+    run = parse_recipe(text, "r.yaml").run
+    assert (run.tokens_per_step, run.micro_batch, run.epochs) == (a_step * length, micro, 3)
