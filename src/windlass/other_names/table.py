@@ -20,6 +20,8 @@ def _dtype(setting: str) -> Callable[[Any], str]:
 
 def _switch(policy: str) -> Callable[[Any], str | None]:
     def answer(value: Any) -> str | None:
+        if value == "auto":  # axolotl: bf16 where the device has it, else fp16
+            return "precision.policy=auto"
         is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
         return policy_of(policy) if is_on else _ALONE
 

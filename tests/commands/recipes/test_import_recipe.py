@@ -37,7 +37,7 @@ EXPECTED = {
             "targets": ["gate_proj", "down_proj", "up_proj", "q_proj", "v_proj", "k_proj", "o_proj"],
         },
         "parallel": {"recompute": "full"},
-        "precision": {"policy": "bf16"},
+        "precision": {"policy": "auto"},
         "optim": {
             "warmup_steps": 10, "learning_rate": 2e-4, "schedule": "cosine", "floor": 0.0, "weight_decay": 0, "beta2": 0.999,
         },
@@ -535,11 +535,14 @@ def test_arguments_of_the_trainer_are_sent_to_init():
     assert "`windlass init`" in caught.value.change
 
 
-@pytest.mark.parametrize("keys", [{"bf16": "auto", "tf32": True}, {"tf32": True, "bf16": True, "fp16": None}])
-def test_tf32_beside_bf16_is_bf16(keys):
+@pytest.mark.parametrize(
+    ("keys", "policy"),
+    [({"bf16": "auto", "tf32": True}, "auto"), ({"tf32": True, "bf16": True, "fp16": None}, "bf16")],
+)
+def test_tf32_beside_bf16_is_bf16(keys, policy):
     """It says how products of fp32 are made. Such files, nearly all of axolotl's examples, were imported as fp32."""
     found = of({**AXOLOTL, **keys})
-    assert found.tree["precision"] == {"policy": "bf16"}
+    assert found.tree["precision"] == {"policy": policy}
     assert ("tf32: true", "nothing (whether products of fp32 run in TF32 is torch's setting)") in found.left
 
 
