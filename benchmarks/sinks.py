@@ -3,7 +3,7 @@
     python benchmarks/sinks.py [--lines 2000] [--write]
 
 A line is a step line of usual size. `events.jsonl` is EventLog.write, all that a step does, with sinks or without
-(tests/report/sinks/test_start.py counts that no call is added). A sink's row is `numbers` and `flush` of that line in the same
+(tests/report/sinks/test_start.py counts that it calls no sink). A sink's row is `numbers` and `flush` of that line in the same
 thread, where windlass has a process beside the run. Microseconds of the calling thread per line: its CPU, and the median by the
 clock. Sinks that are not installed are left out. Written to benchmarks/results/sinks.json with the load of the machine.
 """

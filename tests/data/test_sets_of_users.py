@@ -136,7 +136,9 @@ def trained(config, capfd):
     return said
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "wikitext" else pytest.mark.long) for name in TEXTS]
+)
 def test_texts(tmp_path, capfd, name):
     make, end, more = TEXTS[name]
     texts = make(random.Random(name))
@@ -155,7 +157,10 @@ def test_texts(tmp_path, capfd, name):
 @pytest.mark.parametrize(
     ("name", "packing"),
     [
-        *((name, "concatenate") for name in CHATS),
+        *(
+            pytest.param(name, "concatenate", marks=() if name in ("sharegpt", "glaive") else pytest.mark.long)
+            for name in CHATS
+        ),
         *(pytest.param(name, "best-fit", marks=() if name == "glaive" else pytest.mark.long) for name in CHATS),
     ],
 )

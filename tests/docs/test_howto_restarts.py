@@ -1,8 +1,6 @@
 """docs/howto/restarts.md: its settings are the defaults, and what it shows is what is printed."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
@@ -51,9 +49,8 @@ def test_the_commands_are_those_that_look_at_a_run():
 
 
 def test_every_command_that_shows_something_selects_tests():
-    commands = re.findall(r"^\| `(tests/[^`]+)` \|", PAGE, re.M)
+    commands = re.findall(r"^\| `(tests/\S+?)(?: -k (\w+))?` \|", PAGE, re.M)
     assert len(commands) == 8
-    for command in commands:
-        collect = [sys.executable, "-m", "pytest", "--long", "--collect-only", "-q", *command.split()]
-        done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stdout[-500:])
+    for file, word in commands:
+        names = re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.M)
+        assert [name for name in names if word in name], (file, word)
