@@ -124,7 +124,7 @@ def test_the_runs_below_a_directory_with_their_last_figures(tmp_path, clock):
     assert replace(old, age_s=0.0) == Row("old", "finished", 2, 7.0, 3.25, 2000.0, 0.0)
     assert replace(new, age_s=0.0) == Row("group/new", "dead", 0, None, None, None, 0.0)
     titles, first, second = as_table([new, old], tmp_path)
-    assert titles.split() == ["run", "state", "step", "loss", "validation", "tok/s", "written"]
+    assert titles.split() == ["run", "state", "step", "loss", "validation", "last", "tok/s", "written"]
     assert first.split()[:6] == ["group/new", "dead", "0", "-", "-", "-"]
     assert second.split()[:7] == ["old", "finished", "2", "7.0000", "3.2500", "2", "k"] and second.endswith(" ago")
     assert [json.loads(line)["run"] for line in as_json([new, old])] == ["group/new", "old"]

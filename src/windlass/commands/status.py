@@ -118,7 +118,7 @@ def as_table(rows: list[Row], directory: Path) -> Iterator[str]:
     if not rows:
         yield f"no run below {directory}: none has a {FILE}"
         return
-    titles = ("run", "state", "step", "loss", "validation", "tok/s", "written")
+    titles = ("run", "state", "step", "loss", "validation", "last tok/s", "written")
     table = [titles, *(_cells(row) for row in rows)]
     widths = [max(len(cells[column]) for cells in table) for column in range(len(titles))]
     for cells in table:
