@@ -37,7 +37,7 @@ from windlass.training.sizing.out_of_memory import gradient_bytes, local_bytes
 from windlass.units import format_bytes, format_count
 
 MANY_EPOCHS: Final = 100
-"""Nobody means as many: such a run has too many steps for its data."""
+"""A run that reads its data more often than this has too many steps; its first lines say so."""
 
 
 def announce(
@@ -208,10 +208,10 @@ def _say(run: Run, derived: Mapping[str, str]) -> None:
 
 
 def describe_load(threads: int, load: float | None, cores: int | None) -> list[str]:
-    """A word where other programs compute on this host and a rank has `threads` of its own: all of these wait for the slowest."""
+    """One sentence where other programs compute on this host and a rank has several threads, which wait for the slowest."""
     if load is None or cores is None or threads == 1 or load <= cores:
         return []
-    change = "OMP_NUM_THREADS=1 before the command is faster then, several times perhaps"
+    change = "OMP_NUM_THREADS=1 before the command is often faster then"
     return [f"this host is busy: {load:.1f} threads of other programs for {cores} cores. {change}"]
 
 

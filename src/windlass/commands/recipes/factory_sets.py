@@ -1,7 +1,6 @@
 """Data sets as LLaMA-Factory's dataset_info.json describes them. No torch.
 
-Where a set has `columns`, columns that it does not list are not read there; where it has none, they have alpaca's or ShareGPT's
-names.
+A set with `columns` has no other columns; one without has those of alpaca or ShareGPT.
 """
 
 from collections.abc import Mapping
@@ -11,12 +10,12 @@ from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, source_of
 
 ROLES: Final = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"}
 AS_SHARED: Final = {"observation_tag": "observation", "function_tag": "function_call"}
-"""Tags of tools as ShareGPT's rows have them, which are read by `rows: sharegpt`."""
+"""Tags for tools that `rows: sharegpt` reads as they are."""
 ALPACA: Final = {"prompt": ["instruction", "input"], "completion": "output"}
 
 
 def named_set(facts: Facts, name: str, datasets: Mapping[str, Any], folder: Any, stage: str) -> Rows:
-    """The set `name` of `datasets`, or a guess at where it is, which `facts` then names. `stage`: of training."""
+    """The set `name` as `datasets` describes it; else a guess at its place, which `facts.left` names. `stage`: pt, sft, dpo."""
     info = datasets.get(name)
     rows = _described(name, Keys(info if isinstance(info, Mapping) else {}), folder, stage == "pt")
     if not info:

@@ -1,7 +1,7 @@
-"""A recipe of LLaMA-Factory's v1 trainer in the words of its first one, which foreign_files reads. No torch.
+"""A recipe of LLaMA-Factory's v1 trainer, rewritten with the keys of its first trainer, which foreign_files reads. No torch.
 
-v1 has sections with a `name` each, defaults of its own, and its data sets in a file that `train_dataset` names. Whether answers
-are learned or pairs compared is decided there by the command (`sft` or `dpo`), here by what the data sets and the keys say.
+v1 has sections with a `name` each, defaults of its own, and a file of data sets that `train_dataset` names. Its command (`sft` or
+`dpo`) decides whether answers are learned or pairs compared; here the data sets and the keys decide it.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final
 DEFAULTS: Final = {
     "learning_rate": 1e-4, "weight_decay": 0.01, "lr_scheduler_type": "constant", "bf16": True, "gradient_checkpointing": True,
 }  # fmt: skip
-"""Where neither the file nor the first trainer's defaults say it; the weight decay is that of torch's AdamW."""
+"""v1's defaults where the first trainer has others; the weight decay is that of torch's AdamW."""
 RENAMED: Final = {
     "model": "model_name_or_path",
     "micro_batch_size": "per_device_train_batch_size",
@@ -31,7 +31,7 @@ OF_PAIRS: Final = {"pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_lab
 
 
 def is_v1(given: Mapping[str, Any]) -> bool:
-    """The first trainer has neither a data set's file nor sections."""
+    """Whether a file is v1's: the first trainer has neither `train_dataset` nor these sections."""
     return "model" in given and any(key in given for key in ("train_dataset", *SECTIONS))
 
 
@@ -41,8 +41,8 @@ def is_list(name: Any) -> bool:
 
 
 def first_words(given: Mapping[str, Any], sets: Mapping[str, Any], ranks: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`sets`: what the file of `train_dataset` holds; empty where it names data itself. `ranks`: processes, for the accumulation
-    that a global batch means -> keys of the first trainer, and its dataset_info."""
+    """v1's keys -> keys of the first trainer, and its dataset_info. `sets`: what the file that `train_dataset` names holds; empty
+    where there is no such file. `ranks`: the number of processes, by which the global batch becomes accumulation."""
     said = {RENAMED.get(key, key): value for key, value in given.items() if value is not None}
     adapter = said.get("peft_config")
     is_adapted = isinstance(adapter, Mapping)

@@ -37,8 +37,9 @@ NOT_HERE: Final = {
     ),
     "diffusion": "a diffusion objective",
 }
-"""Keys of training that would be a plain finetune without them. Of axolotl's plugins by the end of their names too."""
+"""Keys that ask for training which is not here: without them the file would become a plain finetune."""
 PLUGINS: Final = {"KDPlugin": "kd_trainer", "DiffusionPlugin": "diffusion"}
+"""Plugins of axolotl that ask for the same, by the last part of their names."""
 OBJECTIVES: Final = {"rl", "stage", "pref_loss", "dpo_loss", "reward_model", "process_reward_model"}
 # what they decide is derived here, or is how those tools run
 SILENT: Final = {

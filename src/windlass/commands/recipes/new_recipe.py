@@ -195,7 +195,7 @@ def _check_new(out: Path | None) -> None:
 
 
 def _datasets(given: object) -> dict[str, object]:
-    """How a file of LLaMA-Factory's describes the data sets that a recipe of its names; empty where it is not here."""
+    """The data sets that LLaMA-Factory's file beside the recipe describes; empty where there is no such file here."""
     keys = given if isinstance(given, dict) else {}
     listed = keys.get("train_dataset")  # of v1: such a file itself, or data
     file = Path(str(listed)) if is_list(listed) else Path(str(keys.get("dataset_dir", "data"))) / DATASETS
@@ -230,7 +230,7 @@ def _source(data: str) -> dict[str, str]:
 
 
 def _duration(steps: int | str | None, kind: Kind, ask: Callable[[str, str], str] | None) -> tuple[str, int]:
-    """How long a run is that says no `steps`: rows that a person wrote are read a few times, whatever their number."""
+    """(steps or epochs, how many). Without `steps` conversations and pairs get epochs: they are few, and read a few times."""
     unit, usual = {"sft": ("epochs", "3"), "dpo": ("epochs", "1")}.get(kind, ("steps", "1000"))
     if steps is not None:
         return "steps", _count(str(steps))

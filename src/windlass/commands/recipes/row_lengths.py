@@ -27,7 +27,7 @@ MOST: Final = 8192
 FEW: Final = 0.01
 """Of the rows may be longer."""
 SHORT: Final = (128, 256, 512)
-"""For files that hold fewer than LITTLE tokens: of 100 short rows in sequences of USUAL an epoch would be two sequences."""
+"""For files of fewer than LITTLE tokens: packed into sequences of USUAL, 100 short rows would be two sequences an epoch."""
 LITTLE: Final = 32 * USUAL
 
 
