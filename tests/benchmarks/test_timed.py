@@ -33,9 +33,9 @@ def test_the_operator_that_took_longest_comes_first(monkeypatch):
     times_us = {"short": 1.0, "long": 300.04, "none": 0.0, "middle": 20.0} | {f"other {n}": 2.0 for n in range(9)}
     found = [SimpleNamespace(key=name, self_cpu_time_total=us) for name, us in times_us.items()]
     monkeypatch.setattr(torch.profiler.profile, "key_averages", lambda self: found)
-    told = kernels_of(lambda: None, CPU)
-    assert told[:2] == [{"kernel": "long", "us": 300.0}, {"kernel": "middle", "us": 20.0}]
-    assert len(told) == 8 and not {"none", "short"} & {one["kernel"] for one in told}
+    logged = kernels_of(lambda: None, CPU)
+    assert logged[:2] == [{"kernel": "long", "us": 300.0}, {"kernel": "middle", "us": 20.0}]
+    assert len(logged) == 8 and not {"none", "short"} & {one["kernel"] for one in logged}
 
 
 def test_sensors_take_numbers_and_leave_what_a_card_does_not_tell():

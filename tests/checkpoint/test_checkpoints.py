@@ -49,14 +49,14 @@ def test_the_newest_save_is_reported_once_with_its_cost(tmp_path):
     for step in (1, 2):
         checkpoints.save(step, make_tensors(step), {}, {}, metric=float(step))
     checkpoints.save(3, make_tensors(3), {}, {}, metric=float("nan"), final=True)
-    told = checkpoints.poll()
-    assert [(one.step, one.metric, one.directory.name) for one in told] == [
+    logged = checkpoints.poll()
+    assert [(one.step, one.metric, one.directory.name) for one in logged] == [
         (1, 1.0, "step-00000001"),
         (2, 2.0, "step-00000002"),
         (3, None, "step-00000003"),  # a loss that is no number is never the best
     ]
-    assert all(0 < one.stall_s <= one.elapsed_s and one.num_bytes > 4_400_000 for one in told)
-    assert told[2].stall_s == told[2].elapsed_s and checkpoints.poll() == []
+    assert all(0 < one.stall_s <= one.elapsed_s and one.num_bytes > 4_400_000 for one in logged)
+    assert logged[2].stall_s == logged[2].elapsed_s and checkpoints.poll() == []
 
 
 def test_the_same_step_is_saved_once(tmp_path):

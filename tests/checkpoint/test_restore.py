@@ -34,14 +34,14 @@ def test_the_newest_whole_step_is_used_and_each_bad_one_gets_its_sentence(tmp_pa
     save_steps(tmp_path, 100, 200, 300)
     for step in (200, 300):
         damage(tmp_path / f"checkpoints/step-{step:08d}")
-    told, state = [], blank()
-    assert make_run(tmp_path, told).restore(state) == {"samples": 1000, "step": 100}
+    logged, state = [], blank()
+    assert make_run(tmp_path, logged).restore(state) == {"samples": 1000, "step": 100}
     assert is_state_of(state, 100)
     assert names(tmp_path) == ["step-00000100", "step-00000200.corrupt", "step-00000300.corrupt"]
-    assert [text.split("It is now ")[1] for text in told] == [
+    assert [text.split("It is now ")[1] for text in logged] == [
         f"step-00000{step}.corrupt; the next older one is tried." for step in (300, 200)
     ]
-    assert "rank-00000.bin: hash differs in bytes" in told[0] and "written" in told[0]
+    assert "rank-00000.bin: hash differs in bytes" in logged[0] and "written" in logged[0]
 
 
 def test_when_all_are_bad_it_is_an_error_now_and_at_the_next_start_and_no_fresh_start(tmp_path):
@@ -123,10 +123,10 @@ def test_weights_leave_the_optimizer_and_convert_the_dtype(tmp_path):
 def test_starting_from_a_run_whose_newest_is_bad_uses_the_older_and_renames_nothing(tmp_path):
     save_steps(tmp_path / "run", 100, 200)
     damage(tmp_path / "run/checkpoints/step-00000200")
-    told, state = [], blank()
-    assert make_run(tmp_path / "new", told).restore_from(tmp_path / "run", state)["step"] == 100
+    logged, state = [], blank()
+    assert make_run(tmp_path / "new", logged).restore_from(tmp_path / "run", state)["step"] == 100
     assert is_state_of(state, 100) and names(tmp_path / "run") == ["step-00000100", "step-00000200"]
-    assert "rank-00000.bin" in told[0] and "step-00000100 is tried; nothing was renamed" in told[0]
+    assert "rank-00000.bin" in logged[0] and "step-00000100 is tried; nothing was renamed" in logged[0]
 
 
 def test_starting_from_one_bad_checkpoint_is_an_error_that_names_the_file(tmp_path):

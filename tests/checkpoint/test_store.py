@@ -187,9 +187,9 @@ def test_sweep_takes_our_own_drafts_and_leaves_everything_else(tmp_path):
 def test_restore_sweeps_once_and_says_so(tmp_path):
     save_steps(tmp_path, 100)
     Draft(tmp_path / "checkpoints", 200, new_token("run")).create()
-    told = []
-    make_run(tmp_path, told).restore(blank())
-    assert len(told) == 1 and "removed 1 unfinished save of this run" in told[0]
+    logged = []
+    make_run(tmp_path, logged).restore(blank())
+    assert len(logged) == 1 and "removed 1 unfinished save of this run" in logged[0]
 
 
 def test_a_kill_while_deleting_leaves_no_half_of_a_committed_checkpoint(tmp_path, monkeypatch):
@@ -263,20 +263,20 @@ def test_a_link_to_a_bad_checkpoint_is_put_aside_and_its_files_stay(tmp_path):
     save_steps(tmp_path / "run", 100, 200)
     bulk = move_and_link(tmp_path / "run", 200)
     (bulk / "200/rank-00000.bin").write_bytes(b"")
-    told, state = [], blank()
-    assert make_run(tmp_path / "run", told).restore(state)["step"] == 100 and is_state_of(state, 100)
+    logged, state = [], blank()
+    assert make_run(tmp_path / "run", logged).restore(state)["step"] == 100 and is_state_of(state, 100)
     assert names(tmp_path / "run/checkpoints") == ["step-00000100", "step-00000200.corrupt"]
-    assert "rank-00000.bin: size" in told[0] and names(bulk) == ["200"]
+    assert "rank-00000.bin: size" in logged[0] and names(bulk) == ["200"]
 
 
 def test_a_link_that_leads_nowhere_is_refused_by_name_and_left_alone(tmp_path):
     save_steps(tmp_path / "run", 100, 200)
     bulk = move_and_link(tmp_path / "run", 200)
     (bulk / "200").rename(bulk / "elsewhere")
-    told, link = [], tmp_path / "run/checkpoints/step-00000200"
+    logged, link = [], tmp_path / "run/checkpoints/step-00000200"
     with pytest.raises(UserError) as caught:
-        make_run(tmp_path / "run", told).restore(blank())
-    assert not isinstance(caught.value, BadCheckpoint) and told == []
+        make_run(tmp_path / "run", logged).restore(blank())
+    assert not isinstance(caught.value, BadCheckpoint) and logged == []
     assert caught.value.given == f"{link} is a link to {bulk}/200, which is no directory here"
     assert "mount the storage" in caught.value.change and link.is_symlink()
     assert list_checkpoints(tmp_path / "run")[1].problem == caught.value.given

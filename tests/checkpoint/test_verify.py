@@ -107,10 +107,10 @@ def test_a_flipped_bit_anywhere_makes_restore_use_the_older_step(copy, count):
         bits = 8 * (newest / name).stat().st_size
         bit = draw.randrange(512 if number == names.index("rank-00000.bin") else bits)  # once in the header
         flip(newest / name, bit)
-        told, state = [], blank()
-        assert make_run(copy, told).restore(state) == {"samples": 1000, "step": 100}
+        logged, state = [], blank()
+        assert make_run(copy, logged).restore(state) == {"samples": 1000, "step": 100}
         assert is_state_of(state, 100)
-        assert len(told) == 1 and name in told[0] and "step-00000200.corrupt" in told[0]
+        assert len(logged) == 1 and name in logged[0] and "step-00000200.corrupt" in logged[0]
         (copy / "checkpoints/step-00000200.corrupt").rename(newest)
         flip(newest / name, bit)
 
@@ -212,10 +212,10 @@ def test_a_fault_is_named_with_its_file_and_restore_uses_the_older_step(copy, fa
     file, what, detail = fault(newest)
     problems = verify(newest)
     assert [(problem.file, problem.what) for problem in problems] == [(file, what)] and detail in problems[0].detail
-    told, state = [], blank()
-    assert make_run(copy, told).restore(state) == {"samples": 1000, "step": 100}
+    logged, state = [], blank()
+    assert make_run(copy, logged).restore(state) == {"samples": 1000, "step": 100}
     assert is_state_of(state, 100)
-    assert len(told) == 1 and file in told[0] and "It is now step-00000200.corrupt" in told[0]
+    assert len(logged) == 1 and file in logged[0] and "It is now step-00000200.corrupt" in logged[0]
     assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["step-00000100", "step-00000200.corrupt"]
 
 
@@ -256,15 +256,15 @@ def test_a_hostile_manifest_is_refused_though_its_hash_fits(copy, changes, why):
     [(1, "an older format, 1, with a capsule.json"), (2, "an older format, 2"), (4, "a newer format, 4")],
 )
 def test_a_checkpoint_of_another_format_is_refused_by_name_and_left_alone(copy, schema, words):
-    newest, told = copy / "checkpoints/step-00000200", []
+    newest, logged = copy / "checkpoints/step-00000200", []
     rewrite(newest, schema_version=schema)
-    for refused in (lambda: Checkpoint.open(newest), lambda: make_run(copy, told).restore(blank())):
+    for refused in (lambda: Checkpoint.open(newest), lambda: make_run(copy, logged).restore(blank())):
         with pytest.raises(UserError) as caught:
             refused()
         assert not isinstance(caught.value, BadCheckpoint) and caught.value.given == f"{newest} is of {words}"
         assert caught.value.rule.startswith("this version of windlass reads format 3 only")
     assert [row.problem for row in list_checkpoints(copy)] == ["", f"{newest} is of {words}"]
-    assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [] and newest.is_dir() and told == []
+    assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [] and newest.is_dir() and logged == []
 
 
 def test_a_manifest_with_a_doubled_key_or_nan_is_refused(copy):
@@ -326,9 +326,9 @@ def test_files_that_we_did_not_write_are_ignored_and_listed(copy):
     newest = copy / "checkpoints/step-00000200"
     add_foreign(newest)
     assert verify(newest) == [] and Checkpoint.open(newest).foreign_files() == sorted(FOREIGN)
-    told, state = [], blank()
-    assert make_run(copy, told).restore(state)["step"] == 200 and is_state_of(state, 200)
-    (sentence,) = told
+    logged, state = [], blank()
+    assert make_run(copy, logged).restore(state)["step"] == 200 and is_state_of(state, 200)
+    (sentence,) = logged
     named = f"{', '.join(sorted(FOREIGN)[:5])} and 2 more"
     assert sentence == f"{newest}: ignored files that windlass did not write: {named}"
     assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [100]
@@ -349,10 +349,10 @@ def test_a_checkpoint_with_files_that_are_not_ours_is_deleted_whole(copy):
 
 
 def test_names_of_other_files_cannot_drive_the_terminal(copy):
-    newest, told = copy / "checkpoints/step-00000200", []
+    newest, logged = copy / "checkpoints/step-00000200", []
     (newest / "\x1b[2Jx").write_text("")
-    make_run(copy, told).restore(blank())
-    assert told[0].endswith("did not write: \\x1b[2Jx")
+    make_run(copy, logged).restore(blank())
+    assert logged[0].endswith("did not write: \\x1b[2Jx")
 
 
 def test_a_file_that_vanishes_while_a_directory_is_listed_is_no_error(copy, monkeypatch):

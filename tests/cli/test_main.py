@@ -391,8 +391,8 @@ def test_the_checkpoint_commands_read_a_run(one, call):
     first = one[0] / "checkpoints" / f"step-{steps[0]:08d}"
     assert "other values: model." in call("checkpoint", "diff", first, last, code=EXIT_NOT_EQUAL)
     target = one[0].parent / "moved"
-    told = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
-    assert "for 2 ranks: shard 2" in told and "every byte verified" in told
+    logged = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
+    assert "for 2 ranks: shard 2" in logged and "every byte verified" in logged
     (equal,) = call("checkpoint", "diff", one[0], target).splitlines()
     assert equal.endswith("tensors are equal, bit for bit")
     assert "report.html" in call("report", one[0])

@@ -16,8 +16,8 @@ def test_checkpoint_commands_print_what_there_is(run, tmp_path):
     changed, is_equal = checkpoints.compare(run / "checkpoints" / "step-00000009", run)
     assert not is_equal and checkpoints.compare(run, run)[1]
     assert changed[-1] == "0 tensors are equal, bit for bit"
-    (told,) = [line for line in changed if line.startswith("other values: model.model.norm.weight: by at most ")]
-    assert 1e-6 < float(told.rpartition(" ")[2]) < 1, "a step of learning"
+    (logged,) = [line for line in changed if line.startswith("other values: model.model.norm.weight: by at most ")]
+    assert 1e-6 < float(logged.rpartition(" ")[2]) < 1, "a step of learning"
     copied = shutil.copytree(run, tmp_path / "run")
     assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: step 3, step 6, step 9", "keep_steps stay"
     assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: nothing"

@@ -29,7 +29,7 @@ def base(tmp_path_factory):
     return base
 
 
-def told(*arguments):
+def logged(*arguments):
     done = CliRunner().invoke(app, ["data", "inspect", *map(str, arguments)])
     if done.exception is not None:
         raise done.exception
@@ -37,7 +37,7 @@ def told(*arguments):
 
 
 def test_a_set_is_reported_in_figures_and_one_sample(base):
-    out = told(base / "tiny.yaml", "--set", "validation", "--sample", 1)
+    out = logged(base / "tiny.yaml", "--set", "validation", "--sample", 1)
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert out.startswith(f"{base / 'data'}: validation (sets: train, validation)\n")
     assert lines["samples"].endswith("of 16 targets") and "bytes per token" in lines["text"]
@@ -46,19 +46,19 @@ def test_a_set_is_reported_in_figures_and_one_sample(base):
 
 
 def test_a_sample_is_found_by_the_shard_and_row_that_a_run_names(base):
-    by_number, by_place = (told(base / "data", "--sample", name) for name in ("2", "0/2"))
+    by_number, by_place = (logged(base / "data", "--sample", name) for name in ("2", "0/2"))
     assert by_place == by_number and "sample 2 (train, shard.00000.mds, sample 2)" in by_place
     with pytest.raises(UserError, match=r"--sample 9/0\n.*or shard/row, of the shards 0 to \d"):
-        told(base / "data", "--sample", "9/0")
+        logged(base / "data", "--sample", "9/0")
 
 
 def test_a_directory_is_reported_as_its_recipe_is(base):
-    assert told(base / "data") == told(base / "tiny.yaml")
+    assert logged(base / "data") == logged(base / "tiny.yaml")
 
 
 def test_a_set_that_is_not_there_is_refused(base):
     with pytest.raises(UserError) as caught:
-        told(base / "data", "--set", "valdation")
+        logged(base / "data", "--set", "valdation")
     assert (
         caught.value.given == "--set valdation"
         and caught.value.rule == f"the sets of {base / 'data'} are train, validation"

@@ -31,7 +31,7 @@ def base(tmp_path_factory):
     return base
 
 
-def told(*arguments):
+def logged(*arguments):
     """(exit code, lines of stdout)."""
     done = CliRunner().invoke(app, ["data", "lint", *map(str, arguments)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -41,13 +41,13 @@ def told(*arguments):
 
 @pytest.mark.parametrize("place", ["tiny.yaml", "data"])
 def test_clean_data_is_reported_clean_with_what_was_looked_at(base, place):
-    code, lines = told(base / place)
+    code, lines = logged(base / place)
     assert code == 0 and lines[-1] == "nothing found"
     assert lines[0].startswith("train: all ") and lines[1].startswith("validation: all ")
 
 
 def test_warnings_are_reported_with_what_to_change_and_exit_0(base):
-    code, lines = told(base / "overlap.yaml")
+    code, lines = logged(base / "overlap.yaml")
     assert code == 0 and lines[-1] == "0 errors, 1 warnings"
     assert lines[0].startswith(
         "warning validation-in-train: 60 of 60 documents are training documents; the longest, of "
@@ -57,7 +57,7 @@ def test_warnings_are_reported_with_what_to_change_and_exit_0(base):
 
 def test_an_error_exits_with_2(base, monkeypatch):
     monkeypatch.setattr(lint, "lint", lambda *a, **k: LintResult([*ERRORS, WARNING], []))
-    code, lines = told(base / "tiny.yaml")
+    code, lines = logged(base / "tiny.yaml")
     assert code == 2 and lines[0] == "error mask-empty: much (train: sample 0)" and lines[-1] == "4 errors, 1 warnings"
 
 

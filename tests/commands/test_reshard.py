@@ -85,8 +85,8 @@ def boxes(checkpoint):
 
 def offline(source, target, layout):
     world, parallel = (RING | MORE | CONTEXT | EXPERTS)[layout]
-    told = list(move(source, target, {"parallel": parallel}))
-    assert f"for {world} ranks" in told[0] and "every byte verified" in told[1]
+    logged = list(move(source, target, {"parallel": parallel}))
+    assert f"for {world} ranks" in logged[0] and "every byte verified" in logged[1]
     return newest(target)
 
 
@@ -300,15 +300,15 @@ def test_a_refusal_advises_settings_of_the_layout_only(trained, tmp_path, given,
 
 def test_ranks_say_what_minus_one_is(trained, tmp_path):
     first, _ = trained("tied")
-    told = list(move(first, tmp_path / "new", {"parallel": {"shard": -1}}, num_ranks=2))
-    assert "for 2 ranks: shard 2" in told[0]
+    logged = list(move(first, tmp_path / "new", {"parallel": {"shard": -1}}, num_ranks=2))
+    assert "for 2 ranks: shard 2" in logged[0]
 
 
 def test_a_step_that_is_there_and_a_run_that_trains_are_refused(trained, tmp_path):
     first, config = trained("tied")
-    told = move(config.run.directory, config.run.directory, {}, step=2)
+    logged = move(config.run.directory, config.run.directory, {}, step=2)
     with pytest.raises(UserError, match="is committed already") as caught:
-        next(told)  # before the first sentence
+        next(logged)  # before the first sentence
     assert caught.value.change == "choose another TARGET, or another --step"
     busy = tmp_path / "busy"
     busy.mkdir()

@@ -138,10 +138,10 @@ def test_a_run_of_the_page_leaves_a_bad_shard_out_and_reports_what_it_consumed(p
     prepared = prepare_only(config)
     spoil(prepared.directory, 0)
     ranks.run(1, train_in, place, config)
-    told = list(consumed(config.run.directory, place / "list"))
+    logged = list(consumed(config.run.directory, place / "list"))
     listed = (place / "list").read_text().splitlines()
-    assert any(line.startswith(f"consumed: {len(listed)} samples") for line in told) and len(listed) > 40
-    assert any(line.startswith("lost: ") for line in told)
+    assert any(line.startswith(f"consumed: {len(listed)} samples") for line in logged) and len(listed) > 40
+    assert any(line.startswith("lost: ") for line in logged)
 
 
 def message(name, parent, role, rank, text):

@@ -14,6 +14,7 @@ from windlass.launch.nodes import nodes_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+CLAIMS = (ROOT / "docs" / "claims.md").read_text()
 
 
 def test_the_recipe_of_the_readme_loads(tmp_path):
@@ -24,10 +25,25 @@ def test_the_recipe_of_the_readme_loads(tmp_path):
 
 
 def test_files_that_the_readme_names_exist():
-    named = re.findall(r"(?:tests|benchmarks|scripts|recipes|docs|src)/[\w./-]+\w", README)
-    assert len(named) > 20
+    named = re.findall(r"(?:tests|benchmarks|scripts|recipes|docs|src)/[\w./-]+\w", README + CLAIMS)
+    assert len(named) > 60
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_claims_of_the_readme_are_some_of_all():
+    rows = [line for line in section("What is claimed, and the command that shows it").splitlines() if " | `" in line]
+    assert len(rows) == 10 and all(row in CLAIMS.splitlines() for row in rows)
+
+
+def test_what_a_claims_command_selects_by_is_in_its_tests():
+    commands = re.findall(r"`(pytest [^`]+)`", CLAIMS)
+    assert len(commands) > 30
+    for command in commands:
+        paths, _, words = command.removeprefix("pytest ").removeprefix("--long ").partition(" -k ")
+        found = [path for name in paths.split() for path in ((ROOT / name), *(ROOT / name).rglob("test_*.py"))]
+        text = "".join(f"{path}{path.read_text()}" for path in found if path.is_file()).lower()
+        assert text and all(word in text for word in words.strip('"').split(" or ")), command
 
 
 def section(title):

@@ -43,8 +43,8 @@ def test_layers_with_a_window_are_told_apart_where_their_kernel_is_another(monke
     with monkeypatch.context() as patch:
         patch.setattr("windlass.model.kernels.attend", lambda q, k, v, layout, *_: q if layout.window else q @ q.mT)
         patch.setattr("windlass.model.kernels.KERNELS", {"aten::bmm": "products"})
-        told = attention_kernel(mixed, **shape)
-    assert told == "products; none fused: matrix products and softmax in layers with a window of 4"
+        logged = attention_kernel(mixed, **shape)
+    assert logged == "products; none fused: matrix products and softmax in layers with a window of 4"
 
 
 def test_asking_costs_little_at_any_length(monkeypatch):

@@ -31,8 +31,8 @@ def test_a_rules_decay_holds_for_whatever_it_names_and_its_rate_scales_the_sched
     undecayed = GroupConfig(names=["c"], weight_decay=0.0)
     groups = parameter_groups(records, OptimConfig(weight_decay=0.3), {"a": slow, "b": slow, "c": undecayed})
     set_learning_rate(groups, 4.0)
-    told = [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
-    assert told == [(2, 1.0, 0.05), (2, 4.0, 0.0)], "c and d share what holds for them, and a group"
+    logged = [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
+    assert logged == [(2, 1.0, 0.05), (2, 4.0, 0.0)], "c and d share what holds for them, and a group"
 
 
 def test_a_rule_that_names_no_decay_leaves_it_as_it_is():

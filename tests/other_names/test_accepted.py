@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.other_names.test_near_names import TREE, told
+from tests.other_names.test_near_names import TREE, answers_to
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 from windlass.mistakes import SETTING, _end_of_value, accepted
@@ -117,7 +117,7 @@ ANSWERS = {  # answers that were refused at the next start, or wrong
 
 @pytest.mark.parametrize("override", ANSWERS)
 def test_answers_by_their_value(override):
-    (error,) = told([override]).values()
+    (error,) = answers_to([override]).values()
     assert ANSWERS[override] in error.change
 
 
@@ -126,14 +126,14 @@ def test_answers_by_their_value(override):
     [("adafactor", "use optim.kind=adamw, or muon"), ("lion_32bit", "use optim.kind=adamw, or muon")],
 )
 def test_an_optimizer_that_is_not_here_is_named_as_such(word, change):
-    (error,) = told([f"optim={word}"]).values()
+    (error,) = answers_to([f"optim={word}"]).values()
     assert error.change == change and error.rule.endswith(f"{word} is not in this version")
 
 
 def test_a_format_of_a_file_in_a_source_is_its_file_format():
-    (error,) = told(["data.sources=[{path: texts, type: jsonl}]"]).values()
+    (error,) = answers_to(["data.sources=[{path: texts, type: jsonl}]"]).values()
     assert error.change.startswith("use file_format: jsonl; ")
-    (error,) = told(["data.sources=[{path: texts, type: chat}]"]).values()
+    (error,) = answers_to(["data.sources=[{path: texts, type: chat}]"]).values()
     assert error.change.startswith("use format: chat; ")
 
 

@@ -13,7 +13,7 @@ from windlass.errors import UserError
 from windlass.other_names.near_names import NEARLY
 from windlass.recipe import apply_override
 
-WRONG_KEYS = {  # as people write them -> what they are told
+WRONG_KEYS = {  # as people write them -> what the answer says
     "optim.lr=1e-4": "use optim.learning_rate=0.0001; ",
     "optim.max_lr=1e-4": "use optim.learning_rate=0.0001; ",
     "optim.warmup=10": "use optim.warmup_steps=10; ",
@@ -85,7 +85,7 @@ WRONG_KEYS = {  # as people write them -> what they are told
 }
 
 
-def told(overrides, tree=TREE):
+def answers_to(overrides, tree=TREE):
     """The key of each refused override -> what is said of it."""
     tree = copy.deepcopy(tree)
     for override in overrides:
@@ -97,7 +97,7 @@ def told(overrides, tree=TREE):
 
 def test_a_wrong_key_in_nearly_the_right_place_is_answered_with_ours():
     family = {**TREE, "model": {"family": "qwen3", "hidden_size": 8}}
-    said = told(WRONG_KEYS, family)
+    said = answers_to(WRONG_KEYS, family)
     for override, answer in WRONG_KEYS.items():
         key = override.partition("=")[0]
         errors = [error for given, error in said.items() if given == key or given.startswith(f"model: {key[6:]}: ")]
@@ -106,9 +106,9 @@ def test_a_wrong_key_in_nearly_the_right_place_is_answered_with_ours():
 
 
 def test_a_model_by_another_word_for_its_name():
-    (said,) = told(["model={name: org/some}"]).values()
+    (said,) = answers_to(["model={name: org/some}"]).values()
     assert said.change.startswith("use model.from=org/some; ")
-    source = told(["data.sources=[{dataset: org/some, column: body}]"])
+    source = answers_to(["data.sources=[{dataset: org/some, column: body}]"])
     assert {given: error.change.partition(";")[0] for given, error in source.items()} == {
         "data.sources[0].dataset": "use hub: org/some",
         "data.sources[0].column": "use text: body",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.other_names.test_near_names import told
+from tests.other_names.test_near_names import answers_to
 
 FOREIGN = {  # tool -> its keys as its files have them at their top, none of which is a key of ours
     "transformers": (
@@ -43,10 +43,10 @@ FOREIGN = {  # tool -> its keys as its files have them at their top, none of whi
 def test_keys_of_other_tools_are_answered_at_the_top_of_a_recipe(tool):
     """Each with what to write, or with what this version does in its place."""
     for key in FOREIGN[tool].split():
-        said = " ".join(error.change for error in told([f"{key}=true"]).values())
+        said = " ".join(error.change for error in answers_to([f"{key}=true"]).values())
         assert re.search(r"\buse (?!the keys)", said), (key, said)
 
 
 def test_what_is_not_in_this_version_is_named():
-    (error,) = told(["neftune_noise_alpha=5"]).values()
+    (error,) = answers_to(["neftune_noise_alpha=5"]).values()
     assert error.change.startswith("use nothing (not in this version: noise on embeddings); ")

@@ -79,8 +79,8 @@ def test_a_resume_voids_earlier_lines_beyond_its_step_only(tmp_path):
     write(
         path, ("start", 0, {}), *steps, ("resume", 2, {}), ("step", 3, {"try": 2}), ("resume", 3, {}), ("step", 4, {})
     )
-    told = [(line["kind"], line["step"], line.get("try")) for line in read_events(path)]
-    assert told == [
+    logged = [(line["kind"], line["step"], line.get("try")) for line in read_events(path)]
+    assert logged == [
         ("start", 0, None), ("step", 1, 1), ("step", 2, 1), ("resume", 2, None),
         ("step", 3, 2), ("resume", 3, None), ("step", 4, None),
     ]  # fmt: skip

@@ -68,9 +68,9 @@ def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkou
     assert not [name for name in names if name.startswith("tests/")]
     site = call("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     assert Path(site, "windlass", "recipes", "demo.yaml").is_file()
-    told = call("python", "-c", PROGRAM)
+    logged = call("python", "-c", PROGRAM)
     recipes = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
-    assert f"{recipes} 7" in told and "True" in told
+    assert f"{recipes} 7" in logged and "True" in logged
     assert "train" in call("windlass", "--help")
 
 

@@ -79,13 +79,13 @@ def line(base, blocks=2, **parallel):
 def test_the_line_names_the_axes_the_blocks_of_each_rank_and_the_idle_share(tmp_path):
     assert line(tmp_path, shard=4) == "replicate 1 x shard 4, zero 3"
     assert line(tmp_path, context=2) == "replicate 1 x shard 2 x context 2, zero 3, allgather"
-    told = line(tmp_path, context=2, tp=2, context_kind="ulysses")
-    assert told == "replicate 1 x shard 1 x context 2 x tp 2, zero 3, ulysses"
+    layout = line(tmp_path, context=2, tp=2, context_kind="ulysses")
+    assert layout == "replicate 1 x shard 1 x context 2 x tp 2, zero 3, ulysses"
     assert line(tmp_path, tp=2, shard=2) == "replicate 1 x shard 2 x tp 2, zero 3"
     assert line(tmp_path, pp=2, tp=2).startswith("pp 2 x replicate 1 x shard 1 x tp 2, zero 1; 1f1b, blocks 0 | 1; ")
     assert line(tmp_path, pp=2) == "pp 2 x replicate 1 x shard 2, zero 1; 1f1b, blocks 0 | 1; idle 20.0% of a step"
-    told = line(tmp_path, blocks=5, pp=2, zero=0, schedule="zbv")
-    assert told == (
+    layout = line(tmp_path, blocks=5, pp=2, zero=0, schedule="zbv")
+    assert layout == (
         "pp 2 x replicate 2 x shard 1, zero 0; zbv, blocks 0, 4 | 1, 2-3; 1f1b would be idle for 20.0% of a step"
     )
 

@@ -43,7 +43,7 @@ class TerminalStream(io.StringIO):
 
 def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
     """Both are printed by one console: two would not know of each other's open line."""
-    config, terminal = tiny.recipe(base, "told", report={"every_steps": 1}), TerminalStream()
+    config, terminal = tiny.recipe(base, "logged", report={"every_steps": 1}), TerminalStream()
     with (
         contextlib.redirect_stdout(terminal),
         start_runtime() as runtime,

@@ -88,10 +88,10 @@ def train_and_fill(config, source, rest):
 
         def is_time():
             """Two seconds behind the last step that can be made of what is there."""
-            told = open_journal(Path(config.data.directory))
-            if told is None or not events.exists():
+            logged = open_journal(Path(config.data.directory))
+            if logged is None or not events.exists():
                 return False
-            samples = sum(shard.num_samples for shard in told.shards[: len(told.shards) // 2 * 2])
+            samples = sum(shard.num_samples for shard in logged.shards[: len(logged.shards) // 2 * 2])
             if sum(event["kind"] == "step" for event in read_events(events)) >= max(
                 1, samples // config.sequences_per_step
             ):

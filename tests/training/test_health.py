@@ -16,8 +16,8 @@ NAN = float("nan")
 
 
 def health(max_skips=3, step=10, **more):
-    told = []
-    return Health(max_skips, step, lambda at, what: told.append((at, what)), "lower something", **more), told
+    logged = []
+    return Health(max_skips, step, lambda at, what: logged.append((at, what)), "lower something", **more), logged
 
 
 def give(one, norms, loss=2.0):
@@ -26,20 +26,20 @@ def give(one, norms, loss=2.0):
 
 
 def test_skips_are_counted_since_the_last_look_and_read_only_then():
-    one, told = health()
+    one, logged = health()
     with Operators() as mode:
         give(one, [1.0, NAN, 2.0, float("inf")])
     assert mode.calls["_local_scalar_dense"] == 0 and mode.calls["stack"] == 0
     assert one.look() == 2
-    assert told == [(14, "the gradient norm is not finite: 2 of 4 updates were skipped")]
+    assert logged == [(14, "the gradient norm is not finite: 2 of 4 updates were skipped")]
     give(one, [1.0])
-    assert one.look() == 0 and len(told) == 1
+    assert one.look() == 0 and len(logged) == 1
 
 
 def test_skips_that_fp16_expects_are_counted_and_no_incident():
-    one, told = health(skips_are_normal=True)
+    one, logged = health(skips_are_normal=True)
     give(one, [NAN])
-    assert one.look() == 1 and told == []
+    assert one.look() == 1 and logged == []
 
 
 def test_a_norm_far_above_the_usual_is_found_once_with_its_step_and_the_median():
@@ -116,7 +116,7 @@ def test_a_run_that_recovers_goes_on_and_a_row_goes_over_looks():
 
 
 def test_the_error_says_which_was_not_finite_and_what_to_change():
-    one, told = health(max_skips=1)
+    one, logged = health(max_skips=1)
     give(one, [NAN])
     one.look()
     with pytest.raises(Diverged) as caught:
@@ -124,7 +124,7 @@ def test_the_error_says_which_was_not_finite_and_what_to_change():
     error = caught.value
     assert "the loss is 2.0000 and the gradient norm nan; no step since this start was finite" in error.given
     assert "optim.max_skips=1" in error.rule and error.change == "lower something"
-    assert told[-1] == (11, error.given), "events.jsonl has it too"
+    assert logged[-1] == (11, error.given), "events.jsonl has it too"
     give(one, [NAN], loss=NAN)
     one.look()
     with pytest.raises(Diverged, match="the loss is nan;"):
@@ -140,16 +140,16 @@ class Stuck:
 
 
 def test_standstill_is_reported_once_per_tensor_with_share_and_cure():
-    one, told = health()
+    one, logged = health()
     many = {f"layer.{n}": 0.6 + n / 100 for n in range(5)}
     optimizer = Stuck({}, {"a": 0.5, "b": 0.84}, {"a": 0.51, "b": 0.9}, many)
     for _ in range(4):
         one.look_for_stagnation(optimizer)
-    assert [step for step, _ in told] == [10, 10, 10]
-    assert "in most of b (84%): " in told[0][1] and "in most of a (51%): " in told[1][1]
-    assert "layer.4 (64%), layer.3 (63%), layer.2 (62%) and 2 more tensors" in told[2][1]
+    assert [step for step, _ in logged] == [10, 10, 10]
+    assert "in most of b (84%): " in logged[0][1] and "in most of a (51%): " in logged[1][1]
+    assert "layer.4 (64%), layer.3 (63%), layer.2 (62%) and 2 more tensors" in logged[2][1]
     for cure in ("precision.rounding=stochastic", "precision.policy=bf16", "optim.learning_rate"):
-        assert cure in told[0][1]
+        assert cure in logged[0][1]
 
 
 # ---- whole runs

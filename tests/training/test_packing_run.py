@@ -33,8 +33,8 @@ def test_whole_isolated_documents_train_the_same_on_one_rank_and_two(base, ranks
         ranks.run(world, tiny.train, config)
         found.append(tiny.losses(config.run.directory))
     assert_close(*found)
-    told = derived(config.run.directory)["packing"]
-    assert told.startswith("best-fit, ") and told.endswith("% full; documents attend to themselves alone")
+    logged = derived(config.run.directory)["packing"]
+    assert logged.startswith("best-fit, ") and logged.endswith("% full; documents attend to themselves alone")
     together = tiny.recipe(base, "together", data={**data, "isolate": None})
     ranks.run(1, tiny.train, together)
     assert tiny.losses(together.run.directory)[1][0] != found[0][1][0], "isolation changes what is seen"
@@ -75,10 +75,10 @@ def test_a_mixture_gives_each_source_its_share_on_any_world(base, ranks):
     prepared = open_prepared(config.data, {})
     first, second = prepared.sets["train"].source_shards
     assert first > 1 and second >= 1 and first + second == len(prepared.shards("train").shards)
-    told = derived(config.run.directory)
-    assert told["source 1"].startswith(f"{base}/corpus: asked 25 %, gets 25 % (1 of 4 samples), ")
-    assert told["source 2"].startswith(f"{base}/more: asked 75 %, gets 75 % (3 of 4 samples), ")
-    assert " epochs of " in told["source 2"]
+    logged = derived(config.run.directory)
+    assert logged["source 1"].startswith(f"{base}/corpus: asked 25 %, gets 25 % (1 of 4 samples), ")
+    assert logged["source 2"].startswith(f"{base}/more: asked 75 %, gets 75 % (3 of 4 samples), ")
+    assert " epochs of " in logged["source 2"]
 
 
 def test_a_mixture_has_no_epochs(base):
@@ -97,8 +97,10 @@ def test_stages_change_the_shares_and_a_resume_with_others_keeps_each_source_whe
     stages = [{"tokens": 384, "weights": {"a": 3, "b": 1}}, {"weights": {"b": 1}}]
     whole = tiny.recipe(base, "staged", data={**data, "stages": stages}, run={"steps": 6})
     (first,) = ranks.run(1, tiny.train, whole)
-    told = derived(whole.run.directory)
-    assert told["source 1"].startswith("a: asked 75 %, gets 75 % (3 of 4 samples); from sample 24 asked 0 %, gets 0 %")
+    logged = derived(whole.run.directory)
+    assert logged["source 1"].startswith(
+        "a: asked 75 %, gets 75 % (3 of 4 samples); from sample 24 asked 0 %, gets 0 %"
+    )
     others = [*stages[:1], {"tokens": 384, "weights": {"b": 1}}, {"weights": {"a": 1, "b": 1}}]
     more = {"data": {**data, "stages": others}, "run": {"steps": 9}}
     refused = ranks.run(1, tiny.refusal, tiny.recipe(base, "staged", **more))[0]

@@ -8,18 +8,18 @@ from windlass.training.parameter_rules import MAX_KINDS, describe_trainable, rul
 from windlass.training.preflight import make_ready
 
 
-def told(tmp_path, groups, **model):
+def announced(tmp_path, groups, **model):
     config = tiny.recipe(tmp_path, optim={"groups": groups}, model=model)
     architecture = config.model.architecture(300)
     return describe_trainable(config, architecture, rules_of(config, architecture))
 
 
 def test_nothing_is_reported_where_all_is_trained_alike(tmp_path):
-    assert told(tmp_path, []) == {}
+    assert announced(tmp_path, []) == {}
 
 
 def test_a_frozen_embedding_is_reported_with_the_head_that_it_is(tmp_path):
-    assert told(tmp_path, [{"names": ["lm_head.weight", "model.layers.0.*norm*"], "frozen": True}]) == {
+    assert announced(tmp_path, [{"names": ["lm_head.weight", "model.layers.0.*norm*"], "frozen": True}]) == {
         "trainable": "8.92 k of 16.2 k parameters in 19 tensors",
         "frozen": "7.26 k of 16.2 k parameters in 5 tensors; model.embed_tokens.weight and lm_head.weight are one",
     }
@@ -27,7 +27,7 @@ def test_a_frozen_embedding_is_reported_with_the_head_that_it_is(tmp_path):
 
 def test_rates_and_decays_are_reported_by_group(tmp_path):
     groups = [{"names": ["*norm*"]}, {"names": ["model.layers.*"], "learning_rate_scale": 0.1, "weight_decay": 0}]
-    lines = told(tmp_path, groups)
+    lines = announced(tmp_path, groups)
     assert (
         lines["optim.groups[1]"] == "learning_rate_scale 0.1, weight_decay 0: 8.83 k of 16.2 k parameters in 14 tensors"
     )
@@ -36,7 +36,7 @@ def test_rates_and_decays_are_reported_by_group(tmp_path):
 
 def test_gpt2s_fused_projection_is_one_tensor(tmp_path):
     gpt2 = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}
-    lines = told(tmp_path, [{"names": ["transformer.h.0.attn.c_attn.weight"], "frozen": True}], **gpt2)
+    lines = announced(tmp_path, [{"names": ["transformer.h.0.attn.c_attn.weight"], "frozen": True}], **gpt2)
     assert lines["frozen"].endswith("in 1 tensor") and lines["frozen"].startswith("1.73 k of ")
 
 

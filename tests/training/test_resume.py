@@ -156,8 +156,8 @@ def test_ranks_that_share_samples_read_the_same_rows(runs):
 
 def test_dropout_is_reported_before_step_1_and_changes_the_losses(runs, ranks):
     whole, _ = runs.whole("dropout", "shard2")
-    told = header(whole)["dropout"]
-    assert told.startswith("resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1") and "model.attn_pdrop=0.0" in told
+    logged = header(whole)["dropout"]
+    assert logged.startswith("resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1") and "model.attn_pdrop=0.0" in logged
     model = {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = recipe(runs.base, "undropped", "fused", "shard2", model=model, run={"steps": 3})
     ranks.run(2, train, config)

@@ -61,9 +61,9 @@ def test_context_ranks_train_what_one_rank_trains(runs):
     validated = [[line["loss"] for line in lines_of(each, "validation")] for each in (config, one)]
     assert len(validated[0]) == len(validated[1]) > 1
     assert all(math.isclose(ours, theirs, rel_tol=1e-5) for ours, theirs in zip(*validated, strict=True))
-    told = tiny.lines(config.run.directory)[0]["derived"]
-    assert told["layout"] == "replicate 1 x shard 1 x context 2, zero 3, allgather"
-    assert told["attention"] == "flash for CPU, document by document"
+    derived = tiny.lines(config.run.directory)[0]["derived"]
+    assert derived["layout"] == "replicate 1 x shard 1 x context 2, zero 3, allgather"
+    assert derived["attention"] == "flash for CPU, document by document"
 
 
 def test_step_lines_report_the_routers_loss_and_the_busiest_experts(runs):

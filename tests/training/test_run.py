@@ -30,9 +30,9 @@ def test_checkpoints_are_kept_as_the_recipe_says(base, ranks):
     )
     ranks.run(2, tiny.train, config)
     lines = tiny.lines(config.run.directory)
-    told = [line for line in lines if line["kind"] == "checkpoint"]
-    assert [line["step"] for line in told] == [1, 2, 4, 6, 8, 10]
-    assert all(line["bytes"] > 10_000 and line["stall_s"] >= 0 for line in told)
+    logged = [line for line in lines if line["kind"] == "checkpoint"]
+    assert [line["step"] for line in logged] == [1, 2, 4, 6, 8, 10]
+    assert all(line["bytes"] > 10_000 and line["stall_s"] >= 0 for line in logged)
     assert steps_of(config.run.directory) == [1, 4, 10], "the last, which is the best, and the two named"
 
 

@@ -74,7 +74,7 @@ def test_a_set_of_pairs_is_dpo_and_rows_that_no_converter_reads_are_named():
     sets = {"pairs": {"path": "org/pairs", "converter": "pair"}, "own": {"path": "own.jsonl", "source": "local"}}
     found = of(V1, datasets=sets)
     assert found.tree["objective"] == {"kind": "dpo"}
-    assert [given for given, _ in found.left] == ["rows of pairs (sharegpt pairs)", "rows of own (v1's own)"]
+    assert [given for given, _ in found.left] == ["rows of own (v1's own)"]
 
 
 def test_a_set_named_by_itself_is_the_source_and_a_file_of_sets_that_is_absent_is_named():

@@ -7,6 +7,8 @@ import yaml
 
 from windlass.commands.recipes.import_recipe import import_recipe
 from windlass.config import parse_recipe
+from windlass.data.sources.config import SourceConfig
+from windlass.data.sources.shape_config import SHARED_ROLES
 from windlass.errors import UserError
 
 DPO = "saves/qwen3-4b/full/dpo"
@@ -47,7 +49,15 @@ EXPECTED = {
         "run": {"seed": 7, "tokens_per_step": 2 * 4 * 1024 * 2, "micro_batch": 4, "steps": 500, "directory": "./outputs/dpo"},
         "model": {"from": "Qwen/Qwen2.5-0.5B"},
         "data": {
-            "sources": [{"hub": "Intel/orca_dpo_pairs", "split": "train", "format": "preference", "too_long": "drop"}],
+            "sources": [
+                {
+                    "hub": "Intel/orca_dpo_pairs",
+                    "split": "train",
+                    "format": "preference",
+                    "too_long": "drop",
+                    "rows": {"prompt": "question", "system": "system"},
+                }
+            ],
             "tokenizer": {"from": "Qwen/Qwen2.5-0.5B"},
             "directory": "./outputs/dpo-data",
             "sequence_length": 1024,
@@ -146,7 +156,7 @@ LEFT = {
         "evals_per_epoch": "evaluate.every_steps",
         "saves_per_epoch": "checkpoint.every_steps",
     },
-    "axolotl-full-dpo": {"rows of Intel/orca_dpo_pairs (chatml.intel)": "rows are pairs here"},
+    "axolotl-full-dpo": {},
     "llama-factory-lora": {
         "template": "chat template of data.tokenizer.from",
         "warmup_ratio": "follows from the data",
@@ -247,10 +257,60 @@ def test_a_warm_up_in_steps_comes_before_a_share_of_them():
     assert "warmup_ratio: 0.1 (warmup_steps comes before it)" in found.silent
 
 
-@pytest.mark.parametrize(("columns", "number"), [({"prompt": "prompt"}, 0), ({}, 1)])
-def test_pairs_of_llama_factory_are_ours_where_their_keys_are(columns, number):
-    info = {"mine": {"file_name": "m.jsonl", "ranking": True, "columns": columns}}
-    assert len(of({**FACTORY, "stage": "dpo"}, datasets=info).left) == number
+OF_SHAREGPT = {
+    "messages": "conversations",
+    "role": "from",
+    "content": "value",
+    "roles": SHARED_ROLES,
+    "system": "system",
+}
+
+
+@pytest.mark.parametrize(
+    ("info", "rows"),
+    [
+        ({"columns": {"prompt": "question", "system": "system"}}, {"prompt": ["question"], "system": "system"}),
+        ({}, "alpaca"),
+        ({"columns": {"chosen": "good"}}, {"prompt": ["instruction", "input"], "system": "system", "chosen": "good"}),
+        ({"formatting": "sharegpt", "columns": {"messages": "conversations", "chosen": "chosen"}}, "sharegpt"),
+        ({"formatting": "sharegpt", "columns": {"rejected": "bad"}}, {**OF_SHAREGPT, "rejected": "bad"}),
+    ],
+    ids=str,
+)
+def test_pairs_of_llama_factory_are_read_where_they_are(info, rows):
+    """With the chat template, as there: a question is a message of the user."""
+    found = of({**FACTORY, "stage": "dpo"}, datasets={"mine": {"file_name": "m.jsonl", "ranking": True, **info}})
+    assert found.left == [] and found.tree["data"]["sources"][0]["rows"] == rows
+    SourceConfig.model_validate(found.tree["data"]["sources"][0])
+
+
+@pytest.mark.parametrize(
+    ("entry", "rows"),
+    [
+        ({"type": "chatml.intel"}, {"prompt": "question", "system": "system"}),
+        ({"type": "llama3.icr"}, {"prompt": "input", "system": "system"}),
+        ({"type": "chatml.prompt_pairs"}, {"prompt": "prompt", "system": "system"}),
+        ({"type": "chatml.ultra"}, None),
+        ({"type": "chat_template.argilla_chat"}, None),
+        ({"type": "chat_template.default"}, "messages"),
+        (
+            {"type": "chat_template.default", "field_messages": "talk", "field_chosen": "good"},
+            {"messages": "talk", "chosen": "good"},
+        ),
+        (
+            {"type": "chat_template", "message_property_mappings": {"role": "who"}, "field_rejected": "rejected"},
+            {"messages": "messages", "role": "who"},
+        ),
+        ({"type": "zephyr.nectar"}, "named"),
+    ],
+    ids=str,
+)
+def test_pairs_of_axolotl_are_read_where_they_are(entry, rows):
+    found = of({**AXOLOTL, "rl": "dpo", "warmup_steps": 5, "datasets": [{"path": "org/pairs", **entry}]})
+    (source,) = found.tree["data"]["sources"]
+    assert source.get("rows") == (None if rows == "named" else rows)
+    assert [given for given, _ in found.left] == (["rows of org/pairs (zephyr.nectar)"] if rows == "named" else [])
+    SourceConfig.model_validate(source)
 
 
 @pytest.mark.parametrize(

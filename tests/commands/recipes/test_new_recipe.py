@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from tests.commands.command_line import run_command
+from windlass.commands.recipes import row_lengths
+from windlass.commands.recipes.first_rows import shape_of
 from windlass.commands.recipes.new_recipe import import_file, init
 from windlass.config import load_recipe
 from windlass.data.held_out import HeldOutConfig
@@ -59,6 +61,33 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.adapter.kind == ("none" if kind == "pretrain" else "lora")
     assert config.data.sources[0].format == {"sft": "chat", "dpo": "preference", "pretrain": "text"}[kind]
     assert config.data.isolate == (kind == "sft"), "chats that share a sequence do not see each other"
+
+
+@pytest.mark.parametrize(
+    ("row", "rows"),
+    [
+        ({"question": "a", "system": "s"}, {"prompt": "question", "system": "system"}),
+        ({"instruction": "a", "input": ""}, "alpaca"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "sharegpt"),
+        ({"prompt": "a", "question": "a"}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_pairs_of_other_names_are_read_where_they_are(here, row, rows):
+    (here / "rows.jsonl").write_text(json.dumps({**row, "chosen": "b" * 600, "rejected": "c"}))
+    init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
+    config = load_recipe(here / "r.yaml")
+    (source,) = config.data.sources
+    assert config.objective.kind == "dpo"
+    assert (source.rows.model_dump(exclude_unset=True) if isinstance(rows, dict) else source.rows) == rows
+    longer = {**row, "chosen": "b" * 600, "rejected": "c", "notes" if rows is None else next(iter(row)): "a" * 9000}
+    assert (
+        row_lengths.choose_length(here / "rows.jsonl", shape_of(here / "rows.jsonl", None), "some/model").length == 256
+    )
+    (here / "rows.jsonl").write_text(json.dumps(longer))
+    chosen = row_lengths.choose_length(here / "rows.jsonl", shape_of(here / "rows.jsonl", None), "some/model")
+    assert chosen.length == (256 if rows is None else 4096), "what is asked counts, and nothing that is not read"
 
 
 def test_a_kind_that_is_given_outranks_the_rows(here):

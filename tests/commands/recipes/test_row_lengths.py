@@ -39,32 +39,32 @@ def test_sequences_hold_the_conversations_at_hand(tmp_path, words, length, too_l
     save_trained(train(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
     (tmp_path / "model/config.json").write_text(json.dumps({"max_position_embeddings": 3000}))
     write_talks(tmp_path / "rows.jsonl", words)
-    (told,), (lack, bad) = init(tmp_path / "r.yaml", "rows.jsonl", "model", 5, None, None)
+    (logged,), (lack, bad) = init(tmp_path / "r.yaml", "rows.jsonl", "model", 5, None, None)
     data = load_recipe(tmp_path / "r.yaml").data
     assert (data.sequence_length, data.sources[0].too_long) == (length, too_long)
-    assert told.startswith(f"data.sequence_length={length}: {said}") and said in (tmp_path / "r.yaml").read_text()
+    assert logged.startswith(f"data.sequence_length={length}: {said}") and said in (tmp_path / "r.yaml").read_text()
     assert lack.startswith("the tokenizer in model has no chat template") and "chat_template.jinja" in lack
     (tmp_path / "model/chat_template.jinja").write_text("{{ messages }}")
-    assert init(tmp_path / "other.yaml", "rows.jsonl", "model", 5, None, None) == ([told], [bad])
+    assert init(tmp_path / "other.yaml", "rows.jsonl", "model", 5, None, None) == ([logged], [bad])
     assert bad.startswith(f"of the first {len(words) + 1} rows 1 row is bad: ") and "not JSON" in bad
 
 
 def test_rows_behind_the_first_ones_are_not_claimed_and_a_deep_line_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(row_lengths, "MANY", 2)
     write_talks(tmp_path / "rows.jsonl", [10, 10, 4000])
-    (told,), _ = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
-    assert told.startswith("data.sequence_length=1024: holds all of the first 2 rows")
+    (logged,), _ = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert logged.startswith("data.sequence_length=1024: holds all of the first 2 rows")
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], "[" * 200_000, *lines[1:]]))
-    (told,), _ = init(tmp_path / "other.yaml", "rows.jsonl", "some/model", 5, None, None)
-    assert told.startswith("data.sequence_length=1024: holds all of the first 2 rows")
+    (logged,), _ = init(tmp_path / "other.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert logged.startswith("data.sequence_length=1024: holds all of the first 2 rows")
 
 
 def test_pairs_are_measured_by_characters_where_no_tokenizer_is_here(tmp_path):
     rows = [{"prompt": "a" * 6000, "chosen": "b" * chosen, "rejected": "c"} for chosen in (10, 40_000)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (told,), _ = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
-    assert told.endswith(
+    (logged,), _ = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert logged.endswith(
         "1 of 2 rows are longer, by 4 characters a token; the longest has 11509 tokens; they are left out"
     )
     config = load_recipe(tmp_path / "r.yaml")

@@ -49,8 +49,8 @@ def complete(tmp_path):
 def test_it_is_back_when_the_first_window_is_there_and_goes_on(open_source, tmp_path):
     lines = []
     found = start(open_source, {}, lines.append)
-    told = open_journal(tmp_path / "grown")
-    assert len(told.shards) >= open_source.shuffle_window and told.end is None
+    logged = open_journal(tmp_path / "grown")
+    assert len(logged.shards) >= open_source.shuffle_window and logged.end is None
     assert (tmp_path / "grown" / "validation" / "index.json").is_file()
     complete(tmp_path)
     until(lambda: load_prepared(tmp_path / "grown") is not None)

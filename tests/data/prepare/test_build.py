@@ -32,9 +32,9 @@ def test_a_set_that_grows_is_to_the_byte_the_one_that_is_made_whole(corpus, tmp_
     grown = quietly(growing_config(tmp_path, packing=packing))
     assert without_journal(grown.directory) == content(plain.directory)
     assert (grown.stream, grown.fingerprint) == (plain.stream, plain.fingerprint)
-    told = open_journal(grown.directory)
-    assert told.end is not None and len(told.shards) == len(told.entries) > 3
-    assert max(told.most_documents) == grown.sets["train"].max_documents
+    logged = open_journal(grown.directory)
+    assert logged.end is not None and len(logged.shards) == len(logged.entries) > 3
+    assert max(logged.most_documents) == grown.sets["train"].max_documents
 
 
 class Killed(BaseException):

@@ -20,8 +20,8 @@ from windlass.errors import UserError
 def test_best_fit_keeps_documents_whole_and_reports_how_full(corpus, tmp_path):
     lines = []
     prepared = prepare(data_config(tmp_path, packing="best-fit", sequence_length=500), {}, log=lines.append)
-    info, (told,) = prepared.sets["train"], [line for line in lines if line.startswith("train: ")]
-    assert f"({100 * info.tokens / (500 * info.samples):.2f} % full, {info.padding} positions are empty)" in told
+    info, (logged,) = prepared.sets["train"], [line for line in lines if line.startswith("train: ")]
+    assert f"({100 * info.tokens / (500 * info.samples):.2f} % full, {info.padding} positions are empty)" in logged
     assert all(int(ids[0]) == prepared.eos_id for ids, _ in Reader(prepared.directory / "train"))
     ends = [((ids == prepared.eos_id) & (labels != -100))[1:] for ids, labels in Reader(prepared.directory / "train")]
     assert info.max_documents == 1 + max(int(found.sum()) for found in ends)  # the EOS in front is one

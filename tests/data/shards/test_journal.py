@@ -102,12 +102,12 @@ def test_a_journal_that_is_replaced_while_it_is_read_is_refused(tmp_path):
 def test_going_on_writes_nothing_twice_and_refuses_other_shards(tmp_path, monkeypatch):
     grown = Grown(tmp_path).write(3)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "train").iterdir()}
-    told = (tmp_path / JOURNAL_NAME).read_bytes()
+    logged = (tmp_path / JOURNAL_NAME).read_bytes()
     (tmp_path / "train" / "shard.00001.mds").unlink()
     grown.go_on().write(3)
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "train").iterdir()}
     changed = [path.name for path in before if before[path] != after[path]]
-    assert changed == ["shard.00001.mds"] and (tmp_path / JOURNAL_NAME).read_bytes() == told
+    assert changed == ["shard.00001.mds"] and (tmp_path / JOURNAL_NAME).read_bytes() == logged
     monkeypatch.setattr("tests.data.grown.samples_of", lambda shard: samples_of(shard + 1))
     with pytest.raises(BadShard, match=r"shard.00000.mds comes out with .* and had"):
         grown.go_on().write(1)

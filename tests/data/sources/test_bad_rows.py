@@ -69,11 +69,11 @@ def test_every_kind_is_left_out_counted_reported_and_printed(tmp_path):
     assert [entry["kind"] for entry in report] == list(BAD.values())
     assert [entry["row"].split()[0] for entry in report] == [f"{tmp_path}/a.jsonl:{number}" for number in range(2, 9)]
     assert [line for line in lines if line.startswith("bad row: ")] == [f"bad row: {entry['row']}" for entry in report]
-    told = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
-    assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({told}), and left out (bad_rows.at_most: 7)" in lines
+    logged = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
+    assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({logged}), and left out (bad_rows.at_most: 7)" in lines
     for name in ("train", "validation"):
         out = list(describe(prepared, survey(prepared, name, 99)))
-        assert f"  bad rows    7 of sources.0 are left out: {told}" in out
+        assert f"  bad rows    7 of sources.0 are left out: {logged}" in out
 
 
 def test_what_is_left_are_the_shards_of_the_good_rows_alone(tmp_path):

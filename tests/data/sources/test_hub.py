@@ -104,8 +104,8 @@ def test_a_split_that_is_not_there_is_cut_from_the_training_documents_and_report
     source, lines = {"hub": str(tmp_path / "own")}, []
     config = data_config(tmp_path, sources=[source], validation={**source, "split": "validation"})
     prepared = prepare(config, {}, log=lines.append)
-    told = f"{tmp_path}/own has no split `validation`: 0.02 of the training documents are held out for validation, "
-    assert told + "by the hash of their text" in lines
+    logged = f"{tmp_path}/own has no split `validation`: 0.02 of the training documents are held out for validation, "
+    assert logged + "by the hash of their text" in lines
     assert prepared.sets["train"].documents + prepared.sets["validation"].documents == 200
     assert open_prepared(config, {}) == prepared and prepare(config, {}, log=lines.append) == prepared
 

@@ -192,7 +192,14 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
     [
         ({"rows": "alpaka", "format": "chat"}, "or of chat one of messages, sharegpt, alpaca, prompt-completion"),
         ({"rows": "alpaca"}, "has no effect with `format: text`"),
-        ({"rows": OWN_LIST, "format": "preference"}, "has no effect with `format: preference`"),
+        ({"rows": OWN_LIST, "format": "tokens"}, "has no effect with `format: tokens`"),
+        ({"rows": OWN_COLUMNS, "format": "preference"}, "a pair has `chosen` and `rejected`: name those"),
+        ({"rows": {"slice": "1:2"}, "format": "preference"}, "says nothing of where a pair is"),
+        (
+            {"rows": {**OWN_COLUMNS, "chosen": "good"}, "format": "chat"},
+            "`chosen` of `rows` is an answer of `format: pref",
+        ),
+        ({"rows": {"system": "persona"}, "format": "chat"}, "says nothing of where a conversation is"),
         ({"rows": {"slice": "1:2"}, "format": "chat"}, "says nothing of where a conversation is"),
         ({"rows": {"role": "from"}, "format": "chat"}, "`role` needs `messages` beside it"),
         ({"rows": {"prompt": "q"}, "format": "chat"}, "`prompt` needs `prompt` and `completion` beside it"),
@@ -205,6 +212,91 @@ def test_a_mapping_that_cannot_be_is_refused(source, said):
     with pytest.raises(ValidationError) as caught:
         SourceConfig(path="a", **source)
     assert said in str(caught.value)
+
+
+USER, GOOD, BAD = said("Why?", "Wind.")[0], *({"role": "assistant", "content": text} for text in ("Wind.", "Tide."))
+PAIR = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+SHARED = {"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Wind."}, {"from": "gpt", "value": "Tide."}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("rows", "row", "wanted"),
+    [
+        ("sharegpt", {"conversations": SHARED[:1], "chosen": SHARED[1], "rejected": SHARED[2]}, PAIR),
+        ("sharegpt", {"conversations": SHARED[:1], "chosen": "Wind.", "rejected": "Tide."}, PAIR),
+        ("alpaca", {"instruction": "Why?", "input": "", "chosen": "Wind.", "rejected": "Tide.", "output": "no"}, PAIR),
+        ("messages", {"messages": [USER], "chosen": [GOOD], "rejected": [BAD]}, PAIR),
+        ("messages", {"messages": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]}, PAIR),
+        ("prompt-completion", {"prompt": "Why?", "chosen": "Wind.", "rejected": "Tide."}, PAIR),
+        (
+            {"prompt": ["question", "at"], "system": "persona", "chosen": "good", "rejected": "bad"},
+            {"question": "Why", "at": "here?", "persona": "Sailor.", "good": "Wind.", "bad": "Tide.", "chosen": 7},
+            {**PAIR, "prompt": said("Why\n\nhere?", system="Sailor.")},
+        ),
+        (
+            {"messages": "talk", "role": "who", "content": "said", "roles": {"A": "user", "B": "assistant"}},
+            {
+                "talk": [{"who": "A", "said": "Why?"}],
+                "chosen": [{"who": "B", "said": "Wind."}],
+                "rejected": {"who": "B", "said": "Tide."},
+            },
+            PAIR,
+        ),
+        ({"chosen": "good"}, {"good": "a b", "rejected": "a c"}, {"prompt": None, "chosen": "a b", "rejected": "a c"}),
+    ],
+    ids=str,
+)
+def test_a_shape_of_pairs_is_their_prompt_and_two_answers(tmp_path, rows, row, wanted, end):
+    path = tmp_path / f"a.{end}"
+    if end == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps(row))
+    (text,) = read(path=str(path), format="preference", rows=rows)
+    assert json.loads(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "given"),
+    [
+        ({"chosen": "a", "rejected": "b"}, "missing key", ":1 has the keys chosen, rejected"),
+        ({"question": "Why?", "chosen": "a"}, "missing key", ":1 has the keys question, chosen"),
+        ({"question": "Why?", "chosen": "a", "rejected": None}, "null", ":1 has nothing under `rejected`"),
+        ({"question": ["Why?"], "chosen": "a", "rejected": "b"}, "wrong type", ":1 has str under `prompt`"),
+        ({"question": "Why?", "chosen": "a", "rejected": 7}, "wrong type", ":1, message 0 of `rejected`, holds"),
+        (
+            {"question": "Why?", "chosen": "a", "rejected": "b", "tools": [{"name": "x"}]},
+            "with tools",
+            ":1 has `tools`",
+        ),
+    ],
+)
+def test_a_pair_of_own_names_that_is_none_is_a_bad_row(tmp_path, row, kind, given):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    texts, bad = judged(tmp_path / "a.jsonl", format="preference", rows={"prompt": "question"})
+    assert texts == [] and [found for found, _ in bad] == [kind] and given in bad[0][1]
+
+
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        ("instruction", "alpaca"),
+        ("conversations", "sharegpt"),
+        ("messages", "messages"),
+        ("question", "{prompt: question}"),
+    ],
+)
+def test_a_prompt_under_another_name_is_not_left_out_in_silence(tmp_path, key, rows):
+    row = {key: SHARED[:1] if key == "conversations" else "Why?", "chosen": "Wind.", "rejected": "Tide."}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    error = refused(path=str(tmp_path), format="preference")
+    assert error.given.endswith(f":1 has the key `{key}`, and no `prompt`") and f"`rows: {rows}`" in error.change
+    left_out = read(path=str(tmp_path), format="preference", rows={"chosen": "chosen"})
+    assert json.loads(left_out[0]) == {"prompt": None, "chosen": "Wind.", "rejected": "Tide."}
+    whole = {key: "said elsewhere", "chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(whole))
+    assert json.loads(read(path=str(tmp_path), format="preference")[0]) == PAIR, "both answers begin with the prompt"
 
 
 def test_content_as_parts_of_text_is_their_text(tmp_path):

@@ -1,4 +1,4 @@
-"""A server that refuses, fails or is not there is told apart from a file that is not there and from a host without a network."""
+"""A server that refuses, fails or is not there, a missing file, a host without a network: each is an error of its own."""
 
 import json
 import socket

@@ -123,21 +123,21 @@ def test_an_epoch_is_never_cut_short_where_the_preparation_dies(finished, tmp_pa
 
 
 def test_a_wait_is_reported_while_it_lasts_and_counted_when_it_is_over(tmp_path, monkeypatch):
-    grown, told = Grown(tmp_path / "data").write(WINDOW), []
+    grown, logged = Grown(tmp_path / "data").write(WINDOW), []
 
     def log(line):
-        told.append(line)
-        if len(told) == 3:
+        logged.append(line)
+        if len(logged) == 3:
             grown.write(WINDOW)
 
     found = loader(growing(grown.directory), micro_batch=13, log=log)
     take(found, 1)
-    assert not told and incidents(found) == []
+    assert not logged and incidents(found) == []
     monkeypatch.setattr("windlass.data.stream.growing_stream.LOG_EVERY_S", 0.5)
     monkeypatch.setattr("windlass.data.stream.growing_stream.WAITED_FROM_S", 1.0)
     take(found, 1)
-    assert 3 <= len(told) <= found.wait_s / 0.5 + 1
-    assert told[0] == "waiting for data: 3 shards are written, and the next batch needs more"
+    assert 3 <= len(logged) <= found.wait_s / 0.5 + 1
+    assert logged[0] == "waiting for data: 3 shards are written, and the next batch needs more"
     (news,) = incidents(found)
     assert news["waited_s"] == found.wait_s >= 1.5
     assert re.fullmatch(r"waited \d+.* for data that was still being prepared", news["what"])

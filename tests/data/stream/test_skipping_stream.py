@@ -122,7 +122,7 @@ def test_the_incident_names_file_hashes_and_what_is_lost(copy):
         assert word in news["what"]
     assert f"its {count} samples per epoch" in news["what"]
     assert "has the hash xxh64" in news["what"] and f"promises xxh64 {promised.digest}" in news["what"]
-    assert incidents(loader) == [], "each is told once"
+    assert incidents(loader) == [], "each is logged once"
     loader.close()
 
 

@@ -117,9 +117,9 @@ def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pa
         encoded(planted, {"chosen": [ASKED, {**GOOD, "tool_calls": [call]}], "rejected": [ASKED, BAD]})
     begin = "pair 0 of train ('Which rope?') chosen"
     assert caught.value.given == f"{begin} holds {TURN} in `tool_calls` of the assistant"
-    told = [ASKED, {"role": "tool", "content": "red"}]
+    turns = [ASKED, {"role": "tool", "content": "red"}]
     with pytest.raises(UserError) as caught:
-        encoded(planted, {"chosen": [*told, GOOD], "rejected": [*told, BAD]})
+        encoded(planted, {"chosen": [*turns, GOOD], "rejected": [*turns, BAD]})
     assert caught.value.given == f"{begin}: the chat template leaves out what the tool says: 'red'"
 
 
@@ -255,7 +255,7 @@ def test_parquet_and_datasets_hold_pairs_too(planted, tmp_path):
     import datasets
 
     template_of(planted, PLAIN)
-    told, _, _ = prepared_pairs(planted, tmp_path / "lines", pair_rows()[1::2])
+    read, _, _ = prepared_pairs(planted, tmp_path / "lines", pair_rows()[1::2])
     rows = datasets.Dataset.from_list(pair_rows()[1::2])
     rows.to_parquet(tmp_path / "pairs.parquet")
     rows.save_to_disk(tmp_path / "saved")
@@ -266,8 +266,8 @@ def test_parquet_and_datasets_hold_pairs_too(planted, tmp_path):
             root, sources=[{**source, "format": "preference"}], tokenizer=tokenizer, sequence_length=128
         )
         found = prepare(config, {}, log=lambda line: None)
-        for name in told.sets:
-            wanted = [(ids.tolist(), labels.tolist()) for ids, labels in Reader(told.shards(name))]
+        for name in read.sets:
+            wanted = [(ids.tolist(), labels.tolist()) for ids, labels in Reader(read.shards(name))]
             assert [(ids.tolist(), labels.tolist()) for ids, labels in Reader(found.shards(name))] == wanted
 
 

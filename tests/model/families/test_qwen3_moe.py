@@ -39,9 +39,10 @@ def test_a_token_goes_to_different_experts():
 
 def test_a_router_loss_needs_routers_and_its_factor_needs_a_router_loss():
     assert "no sparse layer among 6" in refusal(output_router_logits=True, mlp_only_layers=list(range(6)))
-    told = refusal(router_aux_loss_coef=0.01)
+    logged = refusal(router_aux_loss_coef=0.01)
     assert (
-        "router_aux_loss_coef: 0.01 without output_router_logits" in told and "model.output_router_logits=true" in told
+        "router_aux_loss_coef: 0.01 without output_router_logits" in logged
+        and "model.output_router_logits=true" in logged
     )
     arch = architecture(router_aux_loss_coef=0.01, output_router_logits=True)
     assert arch.router_loss and arch.router_loss_scale == 0.01

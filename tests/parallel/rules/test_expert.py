@@ -17,7 +17,7 @@ def sparse(**changes):
     return ModelConfig(family="qwen3_moe", **SIZES, **EXPERTS | changes).architecture(100)
 
 
-def told(function, *args, **kwargs):
+def refusal(function, *args, **kwargs):
     with pytest.raises(UserError) as caught:
         function(*args, **kwargs)
     return caught.value
@@ -31,24 +31,24 @@ def check(architecture, *, optimizer="adamw", **parallel):
 def test_experts_are_not_dealt_out_under_ddp():
     check_layout(ParallelConfig(zero=0))
     check_layout(ParallelConfig(expert=2, compile=True, recompute="selective"))
-    error = told(check_layout, ParallelConfig(expert=2, zero=0))
+    error = refusal(check_layout, ParallelConfig(expert=2, zero=0))
     assert error.given == "parallel.zero=0 with parallel.expert=2" and "parallel.zero=1, 2 or 3" in error.change
 
 
 def test_expert_divides_the_ranks_that_share_parameters():
     check_layout(ParallelConfig(expert=2, shard=3, context=2), world=6)
-    error = told(check_layout, ParallelConfig(expert=4, shard=3, context=2))
+    error = refusal(check_layout, ParallelConfig(expert=4, shard=3, context=2))
     assert error.given == "parallel.expert=4 with parallel.shard=3 and parallel.context=2"
     assert "shard x context = 6" in error.rule and error.change == "use parallel.expert=1 or 2 or 3 or 6"
-    assert told(check_layout, ParallelConfig(expert=2), None, 3).given == "parallel.expert=2 with parallel.shard=3"
+    assert refusal(check_layout, ParallelConfig(expert=2), None, 3).given == "parallel.expert=2 with parallel.shard=3"
 
 
 def test_experts_are_dealt_out_in_equal_numbers_and_only_where_there_are_any():
     check(sparse(), expert=3)
-    assert told(check, sparse(), expert=4).change == "use parallel.expert=1 or 2 or 3 or 6"
+    assert refusal(check, sparse(), expert=4).change == "use parallel.expert=1 or 2 or 3 or 6"
     dense = ModelConfig(family="qwen3", intermediate_size=24, **SIZES).architecture(100)
-    assert told(check, dense, expert=2).given == "parallel.expert=2 for a model of family qwen3 without experts"
-    assert "remove parallel.expert" in told(check, sparse(mlp_only_layers=[0, 1]), expert=2).change
+    assert refusal(check, dense, expert=2).given == "parallel.expert=2 for a model of family qwen3 without experts"
+    assert "remove parallel.expert" in refusal(check, sparse(mlp_only_layers=[0, 1]), expert=2).change
     check(dense, optimizer="muon", activation_gib=1.0)
 
 
@@ -60,7 +60,7 @@ def test_experts_are_dealt_out_in_equal_numbers_and_only_where_there_are_any():
     ],
 )
 def test_what_experts_refuse(settings, given, change):
-    error = told(check, sparse(), **settings)
+    error = refusal(check, sparse(), **settings)
     assert given in error.given and change in error.change
 
 

@@ -40,7 +40,7 @@ DATA_PARALLEL = {
         ("exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: replicate2 shard2 micro1 fp32"),
     ),
     "silenced replicas": Bug(
-        "FSDP2 is told not to all-reduce, and hands out no gradient at all: the check of gradients stops the run",
+        "FSDP2 is set not to all-reduce, and hands out no gradient at all: the check of gradients stops the run",
         ((FSDP, "unit.set_requires_all_reduce(is_last,", "unit.set_requires_all_reduce(False,"),),
         ("exact: qwen3 tied: replicate2 shard2 micro1",), said="BadLayout: .* parameters got no gradient in the first step",
     ),
@@ -187,7 +187,7 @@ DATA_PARALLEL = {
                     "model.layers.1.mlp.down_proj.weight[34, 25] on rank 2: "),
     ),
     "validation times the ranks": Bug(
-        "transformers #35078: the loss that is told of a set grows with the processes that score it",
+        "transformers #35078: the loss that is printed for a set grows with the processes that score it",
         (("training/run.py", "self.recorder.validation(step, name, total, count,", "self.recorder.validation(step, name, total, count // self.runtime.world,"),),
         verify=Seen(("parallel.shard=2",), "reported validation", "step 0 on rank 0"),
     ),

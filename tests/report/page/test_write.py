@@ -121,12 +121,12 @@ def test_the_figures_are_json_with_gaps_and_the_values_that_count(text):
 
 def test_the_page_reports_figures_settings_derived_values_and_what_happened(text):
     words = " ".join(Page(text).text.split())
-    for told in (
+    for logged in (
         "mine", "finished", "at step 40", "4.0000", "8.00 at step 0", "perplexity 54.6", "1.700 bits per byte",
         "14.6 k", "7.3 k per device", "41.2%", "3.0 GiB", "2 sessions", "goodput", "run: note:", "starts", "step 30",
         "loss 4.4, bits 2", "incident",
     ):  # fmt: skip
-        assert told in words, told
+        assert logged in words, logged
 
 
 def test_a_run_that_only_started_and_one_without_settings_have_a_page(tmp_path):

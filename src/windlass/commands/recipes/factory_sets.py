@@ -38,10 +38,11 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
         column = columns.text("prompt", "instruction") or ""
         return Rows(source, name, "pretrain", column, left=info.left | columns.left)
     kind = str(info.take("formatting", "alpaca"))
-    if info.take("ranking"):
-        is_ours = (kind, columns.text("prompt", "instruction")) == ("alpaca", "prompt")
-        kind = "preference" if is_ours else f"{kind} pairs"
-    names = _columns(columns) if kind == "alpaca" else {}
+    answers: dict[str, Any] = {}
+    if is_pairs := bool(info.take("ranking")):
+        found = {name: columns.text(name, name) for name in ("chosen", "rejected")}
+        answers = {name: column for name, column in found.items() if column != name}
+    names = answers | (_columns(columns, is_pairs) if kind == "alpaca" else {})
     turns = (
         columns.text("messages", "conversations") or "",
         tags.text("role_tag", "from") or "",
@@ -52,14 +53,16 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
         tags.left = {tag: value for tag, value in tags.left.items() if AS_SHARED.get(tag) != value}
     if columns.left.get("tools") == "tools":  # a row's list of tools, by the key that rows have here too
         columns.take("tools")
+    kind = f"{kind} pairs" if is_pairs else kind
     return Rows(source, name, kind, None, *turns, names, info.left | columns.left | tags.left, roles)
 
 
-def _columns(columns: Keys) -> dict[str, Any]:
+def _columns(columns: Keys, is_pairs: bool) -> dict[str, Any]:
     """Where question and answer are in a row; empty where the row is alpaca's."""
     if not {"prompt", "query", "response", "system"} & columns.left.keys():
         return {}
     question = [columns.text("prompt", "instruction"), columns.text("query")]
-    found = {"prompt": [one for one in question if one], "completion": columns.text("response", "output")}
+    found: dict[str, Any] = {"prompt": [one for one in question if one]}
+    found |= {} if is_pairs else {"completion": columns.text("response", "output")}
     found |= {"system": columns.take("system")} if "system" in columns.left else {}
     return {} if found == ALPACA else found

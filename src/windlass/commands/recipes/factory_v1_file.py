@@ -78,5 +78,4 @@ def _described(of: Any) -> dict[str, Any]:
     held = dict(of) if isinstance(of, Mapping) else {}
     kind = held.pop("converter", "v1's own")
     held.pop("source", None)  # the path says it
-    pairs = {"ranking": True, "formatting": "sharegpt"} if kind == "pair" else {"formatting": kind}
-    return {"hf_hub_url": str(held.pop("path", "")), **pairs, **held}
+    return {"hf_hub_url": str(held.pop("path", "")), "formatting": "preference" if kind == "pair" else kind, **held}

@@ -38,7 +38,12 @@ class Shape(NamedTuple):
 
 
 SHAPES: Final = (
-    Shape("dpo", frozenset({"chosen", "rejected"}), {"format": "preference"}, ("prompt", "chosen", "rejected")),
+    Shape("dpo", frozenset({"prompt", "chosen", "rejected"}), {"format": "preference"}, ("prompt", "chosen", "rejected")),
+    *(Shape("dpo", frozenset({asked, "chosen", "rejected"}), {"format": "preference", "rows": rows},
+            ("system", asked, "input", "chosen", "rejected"))
+      for asked, rows in (("conversations", "sharegpt"), ("instruction", "alpaca"),
+                          ("question", {"prompt": "question", "system": "system"}))),
+    Shape("dpo", frozenset({"chosen", "rejected"}), {"format": "preference"}, ("chosen", "rejected")),
     Shape("sft", frozenset({"messages"}), {"format": "chat"}, ("tools", "messages")),
     Shape("sft", frozenset({"prompt", "completion"}), {"format": "chat"}, ("tools", "prompt", "completion")),
     Shape("sft", frozenset({"conversations"}), {"format": "chat", "rows": "sharegpt"}, ("system", "conversations")),

@@ -137,7 +137,11 @@ def _entry(entry: Any) -> list[Rows]:
     places = listed_values(given.take("data_files")) or [place]
     if not all(isinstance(one, str) for one in places):
         raise UserError(f"datasets: {entry!r}", "an entry has a path", "add its path")
-    names = given.section("message_property_mappings")
+    names, answers = given.section("message_property_mappings"), {}
+    for ours in ("chosen", "rejected"):
+        if (key := f"field_{ours}") in given.left and given.left[key] != ours:
+            answers[ours] = given.text(key)
+        given.take(key)
     turns = (
         given.text("field_messages", "messages") or "",
         names.text("role", "role") or "",
@@ -150,7 +154,7 @@ def _entry(entry: Any) -> list[Rows]:
     given.take("ds_type")  # a file's ending says it
     left = [given.left | rest_of_split, *({} for _ in places[1:])]
     return [
-        Rows(source | hub if "hub" in source else source, place or one, kind, column, *turns, left=rest)
+        Rows(source | hub if "hub" in source else source, place or one, kind, column, *turns, dict(answers), rest)
         for one, source, rest in zip(places, sources, left, strict=True)
     ]
 

@@ -15,6 +15,7 @@ import yaml
 from windlass.commands.recipes.foreign_facts import Facts, Rows
 from windlass.commands.recipes.foreign_files import read_facts
 from windlass.config import RunConfig
+from windlass.data.sources.shape_config import SHAPES
 from windlass.errors import UserError
 from windlass.mistakes import accepted
 from windlass.other_names.answers import answers, as_yaml
@@ -45,6 +46,21 @@ SPEAKERS: Final = {"human": "user", "gpt": "assistant", "system": "system"}  # S
 TEXTS, CHATS = ("completion", "pretrain"), ("chat", "sharegpt")
 CHAT: Final = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 PAIR: Final = '{"prompt": ..., "chosen": ..., "rejected": ...}'
+PAIRS: Final[dict[str, str | dict[str, Any]]] = {
+    "preference": "",
+    "ultra": "",
+    "argilla_chat": "",
+    "intel": {"prompt": "question", "system": "system"},
+    "icr": {"prompt": "input", "system": "system"},
+    "prompt_pairs": {"prompt": "prompt", "system": "system"},
+    "argilla": {
+        "prompt": "instruction",
+        "system": "system",
+        "chosen": "chosen_response",
+        "rejected": "rejected_response",
+    },
+}
+"""`rows` of pairs by what axolotl calls them behind chatml. or llama3. (preference: of any tool, as ours)."""
 
 
 @dataclass
@@ -166,9 +182,11 @@ def _source(found: Imported, rows: Rows, is_pairs: bool) -> dict[str, Any]:
         reason = OF_A_SET.get(key) or WHY.get(key, UNKNOWN)
         found.left.append((f"{key} of {rows.name}: {as_yaml(value)}", reason))
     if is_pairs:
-        if rows.kind != "preference":
-            found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are pairs here: {PAIR}; rename their keys"))
-        return {**rows.source, "format": "preference", "too_long": "drop"}
+        shape = _pair_shape(rows)
+        if shape is None:
+            reason = f"rows are pairs here: {PAIR}; rename their keys, or name them by `rows` of the source"
+            found.left.append((f"rows of {rows.name} ({rows.kind})", reason))
+        return {**rows.source, "format": "preference", **({"rows": shape} if shape else {}), "too_long": "drop"}
     if rows.kind in TEXTS:
         return {**rows.source, **({"text": rows.column} if rows.column else {})}
     shape = _shape(rows)
@@ -182,11 +200,30 @@ def _shape(rows: Rows) -> str | dict[str, Any] | None:
     """`rows` of a source of conversations, "" where they are as ours; None where the tool's kind is not known here."""
     if rows.kind == "alpaca":
         return rows.names or "alpaca"
+    return _list_shape(rows) if rows.kind.startswith(CHATS) else None
+
+
+def _pair_shape(rows: Rows) -> str | dict[str, Any] | None:
+    """`rows` of a source of pairs, as `_shape`. `names` may rename the two answers alone."""
+    if rows.kind == "alpaca pairs":
+        shape: str | dict[str, Any] = rows.names if "prompt" in rows.names else "alpaca"
+    elif rows.kind in ("sharegpt pairs", "chat_template", "chat_template.default"):
+        shape = _list_shape(rows) or "messages"
+    else:
+        return PAIRS.get(rows.kind.removeprefix("chatml.").removeprefix("llama3.").removeprefix("chat_template."))
+    if not rows.names:
+        return shape
+    held = SHAPES[shape].model_dump(exclude_unset=True, exclude={"completion"}) if isinstance(shape, str) else shape
+    return {**held, **rows.names}
+
+
+def _list_shape(rows: Rows) -> str | dict[str, Any]:
+    """Where a list of messages is in a row, "" where it is as ours."""
     turns = (rows.messages, rows.role, rows.content)
     roles = rows.roles or (SPEAKERS if rows.role == "from" else {})
     is_named = any(theirs != ours for theirs, ours in roles.items())
-    if not rows.kind.startswith(CHATS) or (turns == ("messages", "role", "content") and not is_named):
-        return "" if rows.kind.startswith(CHATS) else None
+    if turns == ("messages", "role", "content") and not is_named:
+        return ""
     if turns == ("conversations", "from", "value") and roles.items() <= SPEAKERS.items():
         return "sharegpt"
     own = {key: held for key, held in (("role", rows.role), ("content", rows.content)) if held != key}

@@ -105,7 +105,8 @@ def _lengths(file: Path, shape: Shape, folder: Path | None) -> Iterator[int]:
 
 def _rows(row: Row, shape: Shape) -> list[list[Any]]:
     if shape.kind == "dpo":
-        return [[row.get("prompt"), row.get(answer)] for answer in ("chosen", "rejected")]
+        asked = [row.get(key) for key in shape.read if key not in ("chosen", "rejected")]
+        return [[*asked, row.get(answer)] for answer in ("chosen", "rejected")]
     return [[row.get(key) for key in shape.read]]
 
 

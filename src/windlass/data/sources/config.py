@@ -127,7 +127,7 @@ class SourceConfig(Settings):
     ) = None
     """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
     "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or, with `format: chat`, where the conversation
-    is in a row: messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
+    is in a row, and with `preference` the prompt: messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
     documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
@@ -221,10 +221,12 @@ class SourceConfig(Settings):
 
     def _rows(self) -> Iterator[ValueError]:
         rows = self._slice_text
-        if self.shape is not None and self.format != "chat":
+        if self.shape is not None and self.format not in HELD:
             yield ValueError(
                 f"`rows` says where a conversation is, and has no effect with `format: {self.format}`: set `format: chat`"
             )
+        elif isinstance(self.rows, RowsConfig):
+            yield from self.rows.errors_of_chat() if self.format == "chat" else self.rows.errors_of_pairs()
         if rows is None:
             return
         found = SLICE.fullmatch(rows)

@@ -19,7 +19,9 @@ from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools,
 from windlass.data.sources.row_shapes import BESIDE, check_beside
 from windlass.errors import UserError
 
-PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools", *BESIDE)
+QUESTIONS: Final = ("instruction", "question", "query", "input", "conversations", "messages")
+"""Keys that other tools' pairs have their prompt under."""
+PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools", *QUESTIONS, *BESIDE)
 RULE: Final = (
     "a row of preferences holds `chosen` and `rejected`, and perhaps `prompt`: texts, or lists of {role, content}"
 )
@@ -33,6 +35,7 @@ def pair_of(row: Mapping[str, Any], where: str) -> str:
         kind = "format: chat" if "messages" in row else "another `format`"
         given = f"{where} has the keys {', '.join(row) or 'none'}"
         raise BadRow("missing key", given, RULE, f"rename its keys, or use {kind}")
+    _check_question(row, where)
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
         pair = _texts(prompt, chosen, rejected, where)
@@ -43,6 +46,21 @@ def pair_of(row: Mapping[str, Any], where: str) -> str:
         given = f"{where} holds the same answer as chosen and as rejected"
         raise BadRow("no preference", given, rule, "leave the row out")
     return json.dumps(pair, ensure_ascii=False)
+
+
+def _check_question(row: Mapping[str, Any], where: str) -> None:
+    """Raises BadRow where answers begin with no prompt, and a key that is not read looks like one."""
+    key = next((key for key in QUESTIONS if row.get(key)), None)
+    answer = row["chosen"]
+    first = answer[0] if isinstance(answer, list) and answer else None
+    is_whole = isinstance(first, Mapping) and first.get("role") != ASSISTANT
+    if key is None or row.get("prompt") is not None or is_whole:
+        return
+    shape = "sharegpt" if key == "conversations" else "alpaca" if key == "instruction" else f"{{prompt: {key}}}"
+    shape = "messages" if key == "messages" else shape
+    rule = "the prompt of a pair is `prompt`, or what both answers begin with"
+    change = f"set `rows: {shape}` of the source; or `rows: {{chosen: chosen}}`, which leaves `{key}` out"
+    raise BadRow("unknown key", f"{where} has the key `{key}`, and no `prompt`", rule, change)
 
 
 def _texts(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@
     prompt-completion   prompt, completion
 
 or own names of the same two forms: a list of messages, or columns of a question and its answer. Without `rows` a row has the keys
-of the first or the last. What the mapping does not name is left out; without a mapping, a key that would change what is learned
-is refused.
+of the first or the last. Of a pair the same names hold the prompt; `chosen` and `rejected`, or own names, an answer each.
+What the mapping does not name is left out; without a mapping, a key that would change what is learned is refused.
 """
 
 import json
@@ -43,10 +43,11 @@ BESIDE: Final = (
 """Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
 
 
-def columns_of(shape: RowsConfig) -> tuple[str, ...]:
-    """The keys of a row that are read."""
-    held = [shape.messages] if shape.messages is not None else [*shape.prompts, shape.completion]
-    return tuple(name for name in (*held, shape.system, "tools") if name is not None)
+def columns_of(shape: RowsConfig, of_pairs: bool = False) -> tuple[str, ...]:
+    """The keys of a row that are read: of a conversation, or of a pair."""
+    asked = [shape.messages] if shape.messages is not None else shape.prompts
+    answers = [shape.chosen or "chosen", shape.rejected or "rejected"] if of_pairs else [shape.completion]
+    return tuple(name for name in (*asked, *answers, shape.system, "tools") if name is not None)
 
 
 def check_beside(row: Mapping[str, Any], where: str) -> None:
@@ -93,11 +94,32 @@ def check_keys(message: Mapping[str, Any], where: str) -> None:
 
 def as_chat_row(row: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[str, Any]:
     """The row with `messages` under its usual names. Raises BadRow."""
-    system = row.get(shape.system) if shape.system is not None else None
-    messages = _of_list(row, shape, where) if shape.messages is not None else _of_columns(row, shape, where)
-    if system:
-        messages = [{"role": "system", "content": system}, *messages]
+    messages = _asked(row, shape, where)
+    if shape.messages is None:
+        assert shape.completion is not None
+        messages = [*messages, *_answer(row, shape.completion, shape, where)]
     return {"messages": messages, **({"tools": row["tools"]} if "tools" in row else {})}
+
+
+def as_pair_row(row: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[str, Any]:
+    """The row with `prompt`, `chosen` and `rejected`, lists of messages; texts stay texts where the mapping names no prompt.
+    Raises BadRow."""
+    prompt = _asked(row, shape, where)
+    found: dict[str, Any] = {"prompt": prompt} if prompt else {}
+    for key, name in (("chosen", shape.chosen or "chosen"), ("rejected", shape.rejected or "rejected")):
+        is_text = not prompt and isinstance(row.get(name), str)
+        found[key] = row[name] if is_text else _answer(row, name, shape, where)
+    return found | ({"tools": row["tools"]} if "tools" in row else {})
+
+
+def _asked(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]:
+    """The system's message, where there is one, and what is before the answers, or with them in a list of messages."""
+    if shape.messages is not None:
+        messages = _of_list(row, shape, where)
+    else:
+        messages = _of_columns(row, shape, where) if shape.prompts else []
+    system = row.get(shape.system) if shape.system is not None else None
+    return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def _of_list(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]:
@@ -140,18 +162,29 @@ def _listed(value: Any) -> Any:
 
 
 def _of_columns(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]:
-    assert shape.completion is not None
     first, *more = shape.prompts
-    asked, answer = _needed(row, first, where), _needed(row, shape.completion, where)
-    if isinstance(asked, list) or isinstance(answer, list):  # messages, which chat_rows judges
-        prompt = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
-        return [*prompt, *(answer if isinstance(answer, list) else [{"role": ASSISTANT, "content": answer}])]
+    asked = _needed(row, first, where)
+    if isinstance(asked, list):  # messages, which chat_rows judges
+        return asked
     parts = [asked, *filter(None, map(row.get, more))]  # a further one may be empty, or not there
     wrong = next((part for part in parts if not isinstance(part, str)), None)
     if wrong is not None:
         given = f"{where} has {type(wrong).__name__} in {', '.join(shape.prompts)}"
         raise BadRow("wrong type", given, "what is asked is a text", "mend the row")
-    return [{"role": "user", "content": "\n\n".join(parts)}, {"role": ASSISTANT, "content": answer}]
+    return [{"role": "user", "content": "\n\n".join(parts)}]
+
+
+def _answer(row: Mapping[str, Any], key: str, shape: RowsConfig, where: str) -> list[Any]:
+    """A text, a message or a list of messages as messages."""
+    value = _needed(row, key, where)
+    if not isinstance(value, list | Mapping):
+        return [{"role": ASSISTANT, "content": value}]
+    messages = value if isinstance(value, list) else [value]
+    if shape.messages is None or not all(isinstance(message, Mapping) for message in messages):
+        return messages
+    return [
+        _renamed(message, shape, f"{where}, message {number} of `{key}`") for number, message in enumerate(messages)
+    ]
 
 
 def _needed(row: Mapping[str, Any], key: str, where: str) -> Any:

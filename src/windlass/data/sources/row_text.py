@@ -12,7 +12,7 @@ from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
-from windlass.data.sources.row_shapes import as_chat_row, columns_of, without_nulls
+from windlass.data.sources.row_shapes import as_chat_row, as_pair_row, columns_of, without_nulls
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import nearest
 
@@ -33,7 +33,9 @@ class Form(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...] | None:
         """The columns of a table that are read; None of `text_key` alone."""
-        return COLUMNS_OF.get(self.text_key) if self.shape is None else columns_of(self.shape)
+        if self.shape is None:
+            return COLUMNS_OF.get(self.text_key)
+        return columns_of(self.shape, of_pairs=self.text_key == PAIR)
 
 
 def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str) -> str:
@@ -41,7 +43,8 @@ def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str
     key = form.text_key
     if key in OF_ROWS:
         row = without_nulls(row) if what == "column" else row
-        row = row if form.shape is None else as_chat_row(row, form.shape, where)
+        if form.shape is not None:
+            row = (as_pair_row if key == PAIR else as_chat_row)(row, form.shape, where)
         text = checked(OF_ROWS[key](row, where), where, key, rule)
         check_specials(text, where, form.specials)
         return text

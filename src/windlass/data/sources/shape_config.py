@@ -25,7 +25,7 @@ SHARED_ROLES = {
 
 class RowsConfig(Settings):
     """Where a conversation is in a row of `format: chat`: in a list of messages (`messages`), or in columns (`prompt` and
-    `completion`)."""
+    `completion`). With `format: preference` these hold the prompt alone, and `chosen` and `rejected` the two answers."""
 
     shape: Shape | None = None
     """A known one, as `rows: alpaca`; here beside `slice`."""
@@ -46,6 +46,10 @@ class RowsConfig(Settings):
     """Key of the answer."""
     system: str | None = None
     """Key of a text for the system's message; none is written where it is empty, or not there."""
+    chosen: str | None = None
+    """With `format: preference`: key of the preferred answer (a text, a message or messages); `chosen` if not given."""
+    rejected: str | None = None
+    """With `format: preference`: key of the other answer; `rejected` if not given."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._one_form(),)
@@ -58,12 +62,33 @@ class RowsConfig(Settings):
             yield ValueError(f"`shape: {self.shape}` says all names, and {others} are given too: leave one out")
         elif of_list and of_columns:
             yield ValueError(f"`{of_list[0]}` is of a list of messages, `{of_columns[0]}` of columns: leave one out")
-        elif (of_list and self.messages is None) or (of_columns and not (self.prompts and self.completion)):
-            needed = "`messages`" if of_list else "`prompt` and `completion`"
-            yield ValueError(f"`{(of_list or of_columns)[0]}` needs {needed} beside it")
-        elif not (self.model_fields_set - {"slice"}):
+        elif of_list and self.messages is None:
+            yield ValueError(f"`{of_list[0]}` needs `messages` beside it")
+
+    def errors_of_chat(self) -> Iterator[ValueError]:
+        """What no conversation can be read by."""
+        answers = [name for name in ("chosen", "rejected") if getattr(self, name) is not None]
+        columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
+        if answers:
+            yield ValueError(
+                f"`{answers[0]}` of `rows` is an answer of `format: preference`: leave it out, or set that"
+            )
+        elif columns and not (self.prompts and self.completion):
+            yield ValueError(f"`{columns[0]}` needs `prompt` and `completion` beside it")
+        elif self.shape is None and self.messages is None and not columns:
             yield ValueError(
                 "`rows` says nothing of where a conversation is: give `shape`, `messages`, or `prompt` and `completion`"
+            )
+
+    def errors_of_pairs(self) -> Iterator[ValueError]:
+        """What no pair can be read by."""
+        if self.completion is not None:
+            yield ValueError(
+                "`completion` of `rows` is an answer of `format: chat`; a pair has `chosen` and `rejected`: name those"
+            )
+        elif not (self.model_fields_set - {"slice"}):
+            yield ValueError(
+                "`rows` says nothing of where a pair is: give `prompt`, `messages`, `chosen` or `rejected`"
             )
 
     @property
