@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.commit import delete
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import digest, seal
-from windlass.checkpoint.store import delete
 from windlass.proof.pool import Ranks
 
 MAX_FOREIGN = 0.2  # of one core, outside of the kernel (its threads that write our pages back do not count)

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from windlass.config import RunConfig
 from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
-from windlass.other_names.near_names import renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
 from windlass.settings import COUNTS, Settings
 
 SECTION: Final = "a section `{}` at `{}`"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import as_yaml
-from windlass.other_names.near_names import named_section, renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import named_section, renamed, renamed_elsewhere
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 

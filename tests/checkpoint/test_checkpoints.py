@@ -7,9 +7,9 @@ import torch
 from tests.checkpoint import cases
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint.checkpoints import clock_due
+from windlass.checkpoint.commit import DiskFull, committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
-from windlass.checkpoint.store import DiskFull, committed_steps
 from windlass.checkpoint.verify import Checkpoint, verify
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.checkpoint.single import make_run, make_tensors, save_steps
+from windlass.checkpoint.commit import committed_steps, quarantine
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, survey
-from windlass.checkpoint.store import committed_steps, quarantine
 from windlass.checkpoint.verify import complaint, verify
 from windlass.errors import UserError
 
@@ -41,7 +41,7 @@ def test_the_older_one_is_there_until_the_newer_is_committed(tmp_path, monkeypat
     def fail(*arguments):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("windlass.checkpoint.store.Draft.commit", fail)
+    monkeypatch.setattr("windlass.checkpoint.commit.Draft.commit", fail)
     with pytest.raises(UserError, match="Input/output error"):
         checkpoints.save(20, make_tensors(20), {}, {})
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000010"]

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tests.checkpoint import cases
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.verify import verify
 from windlass.proof.pool import RankFailed
 

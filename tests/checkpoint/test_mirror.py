@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.single import save_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.manifest import MANIFEST, step_name
 from windlass.checkpoint.mirror import Mirror, fetch_newest, open_remote, whole_steps
-from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import verify
 from windlass.errors import BadCheckpoint, Unavailable, UserError
 
@@ -235,7 +235,7 @@ import sys
 from pathlib import Path
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.mirror import Mirror, open_remote
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 run = Path(sys.argv[2])
 store = open_remote(sys.argv[1])
 print("copying", flush=True)

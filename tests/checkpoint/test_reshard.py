@@ -15,13 +15,13 @@ import torch
 
 from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint import reshard as page
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.keep import Difference, diff
 from windlass.checkpoint.reshard import reshard
 from windlass.checkpoint.sealed_json import unseal
-from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint, verify
 from windlass.errors import BadCheckpoint, UserError
 
@@ -112,7 +112,7 @@ def test_a_bad_byte_is_found_on_the_way_in_and_nothing_is_left(source, tmp_path,
 
 
 def test_without_room_nothing_is_left(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.checkpoint.store._free_bytes", lambda directory: 1000)
+    monkeypatch.setattr("windlass.checkpoint.commit._free_bytes", lambda directory: 1000)
     with pytest.raises(UserError, match="the disk is full"):
         write(source, tmp_path / "new")
     assert list((tmp_path / "new" / "checkpoints").iterdir()) == []
@@ -145,7 +145,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from tests.checkpoint.test_reshard import write
-from windlass.checkpoint import store
+from windlass.checkpoint import commit
 rename = Path.rename
 print("ready", flush=True)
 while True:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import yaml
 
 from tests import tiny
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.cli import main as cli
 from windlass.commands import smoke as rehearse
 from windlass.commands.status import status as read_run

@@ -23,7 +23,7 @@ from tests.cli.test_main import (  # noqa: F401
     wait_for,
     windlass,
 )
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from windlass.report.events import read_lines
 from windlass.signals import SIGNALS

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from windlass.data.shards.mds import Folder
 from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.mixture import Mixture
+from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.data.stream.open_stream import open_stream
-from windlass.data.stream.shares import Shares, Stage
 
 
 class Mixed(NamedTuple):

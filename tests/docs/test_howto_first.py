@@ -12,7 +12,7 @@ from windlass import errors, prepare, train
 from windlass.config import RunConfig, load_recipe, parse_recipe, to_yaml
 from windlass.model.flops import flops_per_token
 from windlass.other_names.answers import answers
-from windlass.other_names.near_names import renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in (

@@ -37,13 +37,26 @@ def test_the_claims_of_the_readme_are_some_of_all():
 
 
 def test_what_a_claims_command_selects_by_is_in_its_tests():
-    commands = re.findall(r"`(pytest [^`]+)`", CLAIMS)
+    commands = re.findall(r"`(pytest [^`]*tests[^`]+)`", CLAIMS)
     assert len(commands) > 30
     for command in commands:
         paths, _, words = command.removeprefix("pytest ").removeprefix("--long ").partition(" -k ")
-        found = [path for name in paths.split() for path in ((ROOT / name), *(ROOT / name).rglob("test_*.py"))]
-        text = "".join(f"{path}{path.read_text()}" for path in found if path.is_file()).lower()
+        folders = [path if (path := ROOT / name).is_dir() else path.parent for name in paths.split()]
+        assert all((ROOT / name).exists() for name in paths.split()), command
+        text = "".join(f"{path}{path.read_text()}" for folder in folders for path in folder.rglob("*.py")).lower()
         assert text and all(word in text for word in words.strip('"').split(" or ")), command
+
+
+def test_the_map_names_every_room_and_every_file_beside_them():
+    """A newcomer has this table alone."""
+    source, rows = ROOT / "src/windlass", re.findall(r"^\| (.+?) \| (.+) \|$", section("The map"), re.M)
+    named = {room[1:-2]: holds for room, holds in rows if room.startswith("`")}
+    rooms = {path.parent.relative_to(source) for path in source.rglob("__init__.py")} - {Path()}
+    assert named.keys() == {str(room) for room in rooms if len(room.parts) == 1}
+    for outer, inner in (room.parts for room in rooms if len(room.parts) == 2):
+        assert f"`{inner}/`" in named[outer], (outer, inner)
+    beside = dict(rows)["files beside the rooms"]
+    assert {path.stem for path in source.glob("[!_]*.py")} == set(re.findall(r"`(\w+)`", beside))
 
 
 def section(title):

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.slurm_cluster import missing, slurm_cluster
 from tests import tiny
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.config import to_yaml
 from windlass.status import read_status
 from windlass.supervise.heartbeat import read_beats

@@ -15,7 +15,7 @@ import pytest
 from scripts.slurm_cluster import missing, slurm_cluster
 from tests import tiny
 from tests.launch.test_launchers import WINDLASS, environment, losses
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.config import to_yaml
 
 pytestmark = pytest.mark.long

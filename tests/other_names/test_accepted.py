@@ -6,11 +6,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.other_names.test_near_names import TREE, answers_to
+from tests.other_names.test_renamed_keys import TREE, answers_to
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 from windlass.mistakes import SETTING, _end_of_value, accepted
-from windlass.other_names.near_names import NEARLY
+from windlass.other_names.renamed_keys import NEARLY
 from windlass.other_names.table import TABLE
 from windlass.recipe import apply_override, parse_yaml
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.other_names.test_near_names import answers_to
+from tests.other_names.test_renamed_keys import answers_to
 
 FOREIGN = {  # tool -> its keys as its files have them at their top, none of which is a key of ours
     "transformers": (

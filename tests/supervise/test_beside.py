@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from tests import tiny
 from tests.hosts import agent_of, hosts, missing
 from tests.supervise.hanging import ranks  # noqa: F401
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.config import to_yaml
 from windlass.report.events import EventLog, read_events
 from windlass.supervise import beside

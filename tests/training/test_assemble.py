@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests import tiny
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import BadCheckpoint, OutOfSync, exit_code_of
 from windlass.optim.adamw import AdamW

@@ -14,9 +14,9 @@ import pytest
 from scripts.s3_server import s3_server
 from tests import tiny
 from tests.stores import BUCKET, NEEDS
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.keep import diff
 from windlass.checkpoint.mirror import open_remote, whole_steps
-from windlass.checkpoint.store import committed_steps
 from windlass.config import to_yaml
 from windlass.errors import EXIT_STOPPED
 from windlass.proof.pool import RankFailed

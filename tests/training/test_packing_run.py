@@ -10,7 +10,7 @@ from windlass.commands.evaluate import evaluate
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.shares import Shares, Stage
+from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.errors import UserError
 from windlass.training.parts.open_data import by_source
 

@@ -91,7 +91,7 @@ def test_validation_runs_at_the_start_on_its_steps_and_at_the_end(base, ranks):
 
 def fill_disk_after_first_save(config, free_again):
     """Training on a rank whose disk is full for every save after the first, or for one save only."""
-    from windlass.checkpoint import store
+    from windlass.checkpoint import commit
 
     original, calls = os.statvfs, []
 
@@ -102,11 +102,11 @@ def fill_disk_after_first_save(config, free_again):
         found = original(path)
         return os.statvfs_result((*found[:3], 1, 1, *found[5:10]))
 
-    store.os.statvfs = statvfs
+    commit.os.statvfs = statvfs
     try:
         return tiny.train(config)
     finally:
-        store.os.statvfs = original
+        commit.os.statvfs = original
 
 
 def test_a_save_that_fails_is_reported_and_the_next_one_tries_again(base, ranks):
@@ -128,7 +128,7 @@ def test_one_process_survives_a_background_save_that_fails(base, ranks):
 
 def fill_disk_under_the_log(config, for_saves):
     """Training on a rank whose disk takes no line of events.jsonl at step 4, nor, `for_saves`, the save that is tried then."""
-    from windlass.checkpoint import store
+    from windlass.checkpoint import commit
     from windlass.report import events
 
     write, statvfs, state = events.EventLog.write, os.statvfs, {"step": 0}
@@ -149,7 +149,7 @@ def fill_disk_under_the_log(config, for_saves):
     with (
         mock.patch.object(events, "open", open_or_not, create=True),
         mock.patch.object(events.EventLog, "write", write_and_note),
-        mock.patch.object(store.os, "statvfs", full),
+        mock.patch.object(commit.os, "statvfs", full),
     ):
         return tiny.train(config)
 
@@ -229,7 +229,7 @@ main()
 
 def train_on_a_full_disk(config):
     """The same as what a disk without a free byte does: no draft of a status, no recipe.yaml, no save."""
-    from windlass.checkpoint import store
+    from windlass.checkpoint import commit
 
     def full(self, *_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
@@ -238,7 +238,7 @@ def train_on_a_full_disk(config):
     with (
         mock.patch.object(Path, "write_bytes", full),
         mock.patch.object(Path, "write_text", full),
-        mock.patch.object(store.os, "statvfs", lambda path: os.statvfs_result((*statvfs(path)[:3], 1, 1, *[1] * 5))),
+        mock.patch.object(commit.os, "statvfs", lambda path: os.statvfs_result((*statvfs(path)[:3], 1, 1, *[1] * 5))),
     ):
         return tiny.train(config)
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from tests import tiny
-from windlass.checkpoint.store import quarantined
+from windlass.checkpoint.commit import quarantined
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 from windlass.supervise.beside import Hosts, Watch

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests import tiny
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.config import to_yaml
 from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from windlass.signals import SIGNALS

@@ -3,7 +3,7 @@
 config          the recipe's `checkpoint` section
 checkpoints     `Checkpoints`: save, wait, restore; what the trainer calls
 restore         the newest whole checkpoint, or the one at a path, into any layout
-store           the commit protocol on a POSIX file system: draft, rename, quarantine, sweep (no torch)
+commit          the commit protocol on a POSIX file system: draft, rename, quarantine, sweep (no torch)
 manifest        MANIFEST, and the names of files and directories
 verify          decides whether a checkpoint is whole: every byte against its MANIFEST (no torch)
 index           which tensors a checkpoint holds, and where their bytes are (no torch)

@@ -39,6 +39,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from windlass.checkpoint.commit import sweep
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
@@ -47,7 +48,6 @@ from windlass.checkpoint.restore import load_newest, load_path
 from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import Staging
-from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
 from windlass.ranks.owned_part import local_part
 from windlass.safe_text import say

@@ -12,11 +12,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from windlass.checkpoint.commit import committed_steps, delete, quarantined
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.index import SavedTensor, read_index
 from windlass.checkpoint.manifest import Problem, rank_name, step_name
-from windlass.checkpoint.store import committed_steps, delete, quarantined
 from windlass.checkpoint.stream import TensorSource, as_bytes
 from windlass.checkpoint.verify import Checkpoint, verify
 from windlass.errors import UserError

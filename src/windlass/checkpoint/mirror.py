@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from windlass.checkpoint.commit import check_space, committed_steps, fsync_directory
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.keep import kept_steps
 from windlass.checkpoint.manifest import MANIFEST, Manifest, new_token, step_name, step_of
-from windlass.checkpoint.store import check_space, committed_steps, fsync_directory
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint, UserError
 from windlass.object_store import Store

@@ -9,7 +9,7 @@ storage is slow at small reads, and on the way to another cluster, where the byt
     written   every byte once, cut into the pieces that training would write, so that `diff` compares by hashes
     held      FILES_AT_ONCE files with at most IN_FLIGHT + 1 pieces of 4 MiB each; a block of 32 MiB and what is read for it
 
-The new checkpoint is a draft until MANIFEST is written (store.py): a kill leaves the draft, which the next attempt sweeps, never
+The new checkpoint is a draft until MANIFEST is written (commit.py): a kill leaves the draft, which the next attempt sweeps, never
 half of a checkpoint. No torch: the caller gives each rank's parts.
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from windlass.checkpoint.commit import Draft, check_space, named_errors, sweep
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
 from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index, seal_index
 from windlass.checkpoint.manifest import INDEX, TRAINER_STATE, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
-from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
 from windlass.checkpoint.stream import TensorSource, as_bytes
 from windlass.checkpoint.verify import Checkpoint, complaint
 

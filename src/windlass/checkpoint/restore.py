@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from windlass.checkpoint.commit import committed_steps, quarantine, quarantined
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.index import SavedTensor, parse_index
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.staging import DTYPES, local_box
-from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.stream import TensorSource, as_bytes, cut
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from windlass.checkpoint.commit import Draft, check_space, named_errors
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join_all, overlap
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
@@ -33,7 +34,6 @@ from windlass.checkpoint.index import SavedTensor, pack_boxes, seal_index
 from windlass.checkpoint.manifest import INDEX, Manifest, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import digest
 from windlass.checkpoint.staging import DTYPES, local_box, raw_bytes
-from windlass.checkpoint.store import Draft, check_space, named_errors
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

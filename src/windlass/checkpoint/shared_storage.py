@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from windlass.checkpoint.commit import named_errors
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.store import named_errors
 from windlass.errors import UserError
 
 PATIENCE_S = 3.0  # a network file system may show a new file a moment late

@@ -17,10 +17,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from windlass.checkpoint.commit import check_directory
 from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
-from windlass.checkpoint.store import check_directory
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
 

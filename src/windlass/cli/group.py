@@ -68,7 +68,7 @@ def _setting(name: str, value: str) -> str:
     if "." in name:
         return f"write {name}={value}"
     from windlass.keys import sections  # with every config: needed for a mistake alone
-    from windlass.other_names.near_names import renamed, renamed_elsewhere
+    from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
     from windlass.recipe import parse_yaml
 
     key = name.replace("-", "_")

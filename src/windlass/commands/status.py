@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.errors import EXIT_UNAVAILABLE, UserError
 from windlass.status import FILE, Status, goes_on, read_status
 from windlass.units import format_count, format_duration

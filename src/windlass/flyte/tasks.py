@@ -22,8 +22,8 @@ from flyte.errors import NonRecoverableError
 from flyte.io import Dir
 
 from windlass import contract
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.manifest import step_name
-from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import verify
 from windlass.commands.export import export
 from windlass.config import RunConfig, parse_recipe

@@ -35,7 +35,7 @@ from windlass.launch.spawn import end_children
 from windlass.output import without_stderr
 from windlass.safe_text import say
 from windlass.signals import TooLate, in_time
-from windlass.supervise.stalls import SharedWatch
+from windlass.supervise.across_hosts import SharedWatch
 
 KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
 """A host that has not been heard of for their product is gone. With 1 s x 3 a busy host was taken for dead while it trained."""

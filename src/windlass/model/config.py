@@ -24,7 +24,7 @@ from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
-from windlass.other_names.near_names import renamed
+from windlass.other_names.renamed_keys import renamed
 from windlass.settings import Settings, Violation, meant, read_count
 
 MAX_SHOWN: Final = 200  # characters of a value in a message

@@ -2,7 +2,7 @@
 No torch.
 
 answers       every such key, section and value of a recipe, with the error to raise
-near_names    words that their name alone keeps from being ours: `lr`, `output_dir`, `tensor`
+renamed_keys  words that their name alone keeps from being ours: `lr`, `output_dir`, `tensor`
 table         the rows: section, words, tool, what to write
 target_names  the matrices that other tools' `target_modules` means
 

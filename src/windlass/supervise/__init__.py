@@ -5,7 +5,7 @@ places       the Python line and the last collective of every rank on this host
 incident     what happened to a run, in a sentence and for events.jsonl
 watchdog     which ranks stall, by deadlines that are learned from the run
 beside       a watchdog as a process, for ranks that another launcher started
-stalls       what the watchdogs of several hosts see, put together
+across_hosts what the watchdogs of several hosts see, put together
 host_faults  what went wrong on this host since ranks were started
 resident     host memory that ranks hold, and kills for want of it
 gpu_health   what NVML says of this host's GPUs, and what of it is new

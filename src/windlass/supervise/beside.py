@@ -24,10 +24,10 @@ from windlass.contract import environment_of_child
 from windlass.report.events import EventLog
 from windlass.safe_text import say
 from windlass.signals import held_back
+from windlass.supervise.across_hosts import WAIT_S, SharedWatch
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.host_faults import HostFaults
 from windlass.supervise.incident import Incident
-from windlass.supervise.stalls import WAIT_S, SharedWatch
 from windlass.supervise.watchdog import POLL_S, Deadlines, Watchdog
 
 if TYPE_CHECKING:  # a run on one host needs no store

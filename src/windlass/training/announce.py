@@ -13,7 +13,7 @@ import torch
 
 from windlass.advice.facts import RunFacts
 from windlass.config import RunConfig, to_yaml
-from windlass.data.stream.shares import Shares
+from windlass.data.stream.mixture_shares import Shares
 from windlass.hardware import read_load
 from windlass.model.architecture import Architecture, describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from windlass.adapters.peft_config import completed
 from windlass.adapters.peft_format import base_hashes, check_files
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.manifest import MANIFEST
 from windlass.checkpoint.restore import candidates
-from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import BadCheckpoint, UserError

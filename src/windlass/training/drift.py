@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.restore import candidates
-from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all

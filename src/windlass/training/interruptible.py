@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.contract import num_ranks
 from windlass.errors import Interrupted, UserError
 from windlass.signals import signals_of_process

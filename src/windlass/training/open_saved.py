@@ -20,12 +20,12 @@ from windlass.adapters.peft_config import CONFIG as ADAPTER_CONFIG
 from windlass.adapters.peft_config import completed, read_config
 from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import bad, unseal
-from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe
 from windlass.errors import UserError, nearest_entry

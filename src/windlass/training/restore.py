@@ -9,7 +9,7 @@ import torch
 
 from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.init import BLOCK, initialise

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.commit import check_takes_steps, committed_steps, named_errors, quarantined
 from windlass.checkpoint.mirror import KEPT_BESIDE, Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
-from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors, quarantined
 from windlass.config import RunConfig
 from windlass.contract import has_agent, rank
 from windlass.errors import UserError, exit_code_of

@@ -1,7 +1,7 @@
 """Every fault of a disk, a cache or a store: an error with the name of what is wrong, or a clean recovery, never a short epoch.
 
 One row per fault. Rows that need more are elsewhere: kills of readers that share a cache (test_cache), what else an index may ask
-for (test_mds, test_shards), a body that breaks off and credentials of every operation (test_store), Ceph (test_ceph).
+for (test_mds, test_shards), a body that breaks off and credentials of every operation (test_commit), Ceph (test_ceph).
 """
 
 import errno

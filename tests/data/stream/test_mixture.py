@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.shares import Shares, Stage
+from windlass.data.stream.mixture_shares import Shares, Stage
 
 SIZES, SOURCES = [5, 7, 3, 4, 4, 6], [3, 2, 1]
 OWNER = np.array([0, 0, 0, 1, 1, 2])

@@ -11,8 +11,8 @@ from windlass.data.shards.mds import Folder
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixed_lanes import MixedLanes
 from windlass.data.stream.mixture import Mixture
+from windlass.data.stream.mixture_lanes import MixedLanes
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
 from windlass.errors import Unavailable, UserError

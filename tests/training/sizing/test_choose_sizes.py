@@ -10,7 +10,7 @@ import yaml
 
 from tests import tiny
 from tests.training.resuming import assert_every_byte, checkpoint
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.training import assemble as page

@@ -6,7 +6,7 @@ import pytest
 from torch._inductor.codecache import PyCodeCache
 
 from tests import tiny
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.commit import committed_steps
 from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.training import run as run_page

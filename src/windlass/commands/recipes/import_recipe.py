@@ -2,7 +2,7 @@
 
 A tool's reader (foreign_files.py) turns its file into facts, the few things that every tool says by several keys together: the
 batch, the length, the data, the schedule. All other keys go through the rows that also answer wrong keys of a recipe (table.py
-and near_names.py), so a new row serves both. Where a tool's default differs from ours, the recipe says the tool's.
+and renamed_keys.py), so a new row serves both. Where a tool's default differs from ours, the recipe says the tool's.
 """
 
 import re
@@ -19,7 +19,7 @@ from windlass.data.sources.shape_config import SHAPES
 from windlass.errors import UserError
 from windlass.mistakes import accepted
 from windlass.other_names.answers import answers, as_yaml
-from windlass.other_names.near_names import renamed_elsewhere
+from windlass.other_names.renamed_keys import renamed_elsewhere
 from windlass.other_names.table import absent
 from windlass.recipe import apply_override
 

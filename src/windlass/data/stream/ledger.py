@@ -23,10 +23,10 @@ import xxhash
 
 from windlass.data.shards.index import Shard
 from windlass.data.stream.lane_order import LaneOrder
-from windlass.data.stream.mixed_lanes import LaneShares, MixedLanes
 from windlass.data.stream.mixture import Mixture
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes
+from windlass.data.stream.mixture_shares import Shares
 from windlass.data.stream.order import Order
-from windlass.data.stream.shares import Shares
 from windlass.errors import UserError
 
 RESTARTS = ("start", "resume")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from windlass.data.stream.mixture_shares import Shares
 from windlass.data.stream.order import Order
-from windlass.data.stream.shares import Shares
 
 
 class Mixture:

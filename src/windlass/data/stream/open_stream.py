@@ -29,10 +29,10 @@ from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wai
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.ledger import fingerprint
 from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
-from windlass.data.stream.mixed_lanes import LaneShares, MixedLanes, spread
 from windlass.data.stream.mixture import Mixture
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread
+from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.data.stream.order import Order
-from windlass.data.stream.shares import Shares, Stage
 from windlass.data.stream.skipping_stream import (
     OneRank,
     RankAgreement,

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from windlass.data.stream.mixed_lanes import LaneShares, MixedLanes, spread
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.shares import Shares, Stage
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread
+from windlass.data.stream.mixture_shares import Shares, Stage
 
 SIZES, SOURCES = [5, 7, 3, 4, 4, 6], [3, 2, 1]
 OWNER = np.array([0, 0, 0, 1, 1, 2])

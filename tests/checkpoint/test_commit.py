@@ -7,8 +7,7 @@ import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint import save
-from windlass.checkpoint.keep import list_checkpoints, survey
-from windlass.checkpoint.store import (
+from windlass.checkpoint.commit import (
     DiskFull,
     Draft,
     check_takes_steps,
@@ -19,6 +18,7 @@ from windlass.checkpoint.store import (
     quarantine,
     sweep,
 )
+from windlass.checkpoint.keep import list_checkpoints, survey
 from windlass.checkpoint.verify import Checkpoint, verify
 from windlass.errors import BadCheckpoint, UserError
 

@@ -10,7 +10,7 @@ from tests.test_config import TREE
 from windlass import mistakes
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
-from windlass.other_names.near_names import NEARLY
+from windlass.other_names.renamed_keys import NEARLY
 from windlass.recipe import apply_override
 
 WRONG_KEYS = {  # as people write them -> what the answer says

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import TCPStore
 
-from windlass.supervise import stalls
+from windlass.supervise import across_hosts
+from windlass.supervise.across_hosts import SharedWatch
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.places import Collective, Place
-from windlass.supervise.stalls import SharedWatch
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_host_that_does_not_answer_is_left_out(store):
     now_s = [0.0]
 
     def clock():
-        now_s[0] += stalls.WAIT_S / 3
+        now_s[0] += across_hosts.WAIT_S / 3
         return now_s[0]
 
     one = watches(store, 2, clock=clock)[0]
@@ -97,7 +97,7 @@ def test_a_store_that_is_silent_holds_a_watchdog_up_once_and_is_asked_again_when
 
     silent = SimpleNamespace(check=check, set=lambda *_: speaks.wait(), set_timeout=lambda _: None)
     watch = SharedWatch(lambda: silent, lambda: SimpleNamespace(joined=0, hosts=2, number=1))
-    monkeypatch.setattr(stalls, "WAIT_S", 0.05)
+    monkeypatch.setattr(across_hosts, "WAIT_S", 0.05)
     assert not watch.is_silent and not watch.is_asked() and watch.is_silent
     assert [one.beat.rank for one in watch.exchange([place(1)])] == [1] and len(asked) == 1
     speaks.set()

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from windlass.data.stream.mixture import seed_of
+from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.data.stream.order import Windows, permutation
-from windlass.data.stream.shares import Shares, Stage
 
 
 class LaneShares:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from windlass.data.stream.shares import LONGEST_PATTERN, Shares, Stage, pattern_of, slots_of
+from windlass.data.stream.mixture_shares import LONGEST_PATTERN, Shares, Stage, pattern_of, slots_of
 
 WEIGHTS = [
     [1.0],
