@@ -224,6 +224,18 @@ def gpu_faults() -> str:
     return table(("signal", "exit code", "last step before", "went on from", "losses with the same bits, of 40"), rows)
 
 
+def cores() -> str:
+    """Tokens per second of three trainers on CPU cores."""
+    measured = json.loads((MEASURED / "throughput.json").read_text())["rows"]
+    rows = []
+    for name, row in measured.items():
+        each = (row["windlass"], row["trainer"], row["accelerate"])
+        over = (row["over trainer"], row["over accelerate"])
+        rates = (f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
+        rows.append((name, *rates, *(f"{one:.2f}" for one in over)))
+    return table(("row", "windlass", "Trainer", "Accelerate", "over Trainer", "over Accelerate"), rows)
+
+
 def page() -> str:
     """What the report of a million logged lines costs."""
     one = json.loads((MEASURED / "page.json").read_text("utf-8"))
@@ -282,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mfu": what_mfu_means,
     "layouts": layouts,
     "page": page,
+    "cores": cores,
     "shuffle": shuffle,
     "shuffle trained": shuffle_trained,
     "gpu": gpu_rows,
