@@ -263,7 +263,7 @@ def test_a_shape_of_pairs_is_their_prompt_and_two_answers(tmp_path, rows, row, w
         ({"chosen": "a", "rejected": "b"}, "missing key", ":1 has the keys chosen, rejected"),
         ({"question": "Why?", "chosen": "a"}, "missing key", ":1 has the keys question, chosen"),
         ({"question": "Why?", "chosen": "a", "rejected": None}, "null", ":1 has nothing under `rejected`"),
-        ({"question": ["Why?"], "chosen": "a", "rejected": "b"}, "wrong type", ":1 has str under `prompt`"),
+        ({"question": ["Why?"], "chosen": "a", "rejected": "b"}, "wrong type", ":1 has list under `prompt`"),
         ({"question": "Why?", "chosen": "a", "rejected": 7}, "wrong type", ":1, message 0 of `rejected`, holds"),
         (
             {"question": "Why?", "chosen": "a", "rejected": "b", "tools": [{"name": "x"}]},

@@ -68,7 +68,7 @@ def first_words(given: Mapping[str, Any], sets: Mapping[str, Any], ranks: int) -
         ),
     }
     described = {one: _described(of) for one, of in (sets or ({str(name): alone} if name else {})).items()}
-    is_pairs = bool(OF_PAIRS & said.keys()) or any(one.get("ranking") for one in described.values())
+    is_pairs = bool(OF_PAIRS & said.keys()) or any(one["formatting"] == "preference" for one in described.values())
     usual = {**DEFAULTS, "stage": "dpo" if is_pairs else "sft", "per_device_train_batch_size": 1}
     return {**usual, **said, "dataset": list(described)}, described
 

@@ -15,7 +15,7 @@ import yaml
 from windlass.commands.recipes.foreign_facts import Facts, Rows
 from windlass.commands.recipes.foreign_files import read_facts
 from windlass.config import RunConfig
-from windlass.data.sources.shape_config import SHAPES
+from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError
 from windlass.mistakes import accepted
 from windlass.other_names.answers import answers, as_yaml
@@ -213,8 +213,11 @@ def _pair_shape(rows: Rows) -> str | dict[str, Any] | None:
         return PAIRS.get(rows.kind.removeprefix("chatml.").removeprefix("llama3.").removeprefix("chat_template."))
     if not rows.names:
         return shape
-    held = SHAPES[shape].model_dump(exclude_unset=True, exclude={"completion"}) if isinstance(shape, str) else shape
-    return {**held, **rows.names}
+    if isinstance(shape, str):
+        known = SourceConfig(path="pairs", format="preference", rows=shape).shape
+        assert known is not None
+        shape = known.model_dump(exclude_unset=True, exclude={"completion"})
+    return {**shape, **rows.names}
 
 
 def _list_shape(rows: Rows) -> str | dict[str, Any]:
