@@ -45,6 +45,21 @@ def test_a_refused_recipe_leaves_no_trace(tmp_path, sections, said):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("sections", "given"),
+    [
+        ({"precision": {"policy": "bf16", "gradients": "bf16"}}, "precision.gradients=bf16 on 2 ranks"),
+        ({"parallel": {"shard": 3}}, "parallel"),
+    ],
+)
+def test_rules_of_the_number_of_ranks_are_judged_before_anything_is_written(tmp_path, sections, given):
+    config = tiny.recipe(tmp_path, **sections)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match=given) as refused:
+        preflight.check_run(config, 2, "cpu")
+    assert "2 ranks" in str(refused.value) and sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("begin", [prepare_only, lambda config: make_ready(config, 1, "cpu")])
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused_before_the_corpus_is_tokenised(
     tmp_path, begin
