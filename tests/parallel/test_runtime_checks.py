@@ -84,29 +84,62 @@ def all_raise(ranks, layout, faults, *more):
     return raised[0]
 
 
-@pytest.mark.parametrize(
-    ("layout", "rank", "name", "expected"),
-    [
-        ("ddp2", 1, "model.norm.weight", "model.model.norm.weight differs between ranks 0 and 1"),
-        ("ddp2", 0, "0.mlp.up_proj.weight.exp_avg_sq", None),
-        ("ddp2", 1, "model.norm.weight.step", None),
-        ("ddp3", 2, "layers.1.input_layernorm.weight", "on rank 2 differs from ranks 0 and 1"),
-        ("hsdp", 3, "2.mlp.up_proj.weight", "differs between ranks 1 and 3"),
-        ("hsdp", 2, "2.mlp.up_proj.weight.exp_avg", "differs between ranks 0 and 2"),
-        ("hsdp", 2, "model.norm.weight.step", "on rank 2 differs from ranks 0, 1 and 3"),
-        ("tp2", 1, "layers.1.input_layernorm.weight", "differs between ranks 0 and 1"),
-        ("tp2", 0, "layers.2.self_attn.q_norm.weight.exp_avg", "differs between ranks 0 and 1"),
-        ("tp2 x replicate2", 2, "layers.3.self_attn.q_proj.weight", "differs between ranks 0 and 2"),
-        ("tp2 x replicate2", 3, "model.norm.weight", "on rank 3 differs from ranks 0, 1 and 2"),
-        ("pp2 x replicate2", 1, "embed_tokens.weight", "differs between ranks 0 and 1"),
-        ("pp2 x replicate2", 3, "model.norm.weight.exp_avg", "differs between ranks 2 and 3"),
+FLIPPED = {
+    "ddp2": [
+        (1, "model.norm.weight", "model.model.norm.weight differs between ranks 0 and 1"),
+        (0, "0.mlp.up_proj.weight.exp_avg_sq", "0.mlp.up_proj.weight.exp_avg_sq differs between ranks 0 and 1"),
+        (1, "model.norm.weight.step", "model.norm.weight.step differs between ranks 0 and 1"),
     ],
-)
-def test_one_bit_that_several_ranks_hold_is_named(ranks, layout, rank, name, expected):
-    raised = all_raise(ranks, layout, [(rank, name)])
-    given = raised.splitlines()[0]
-    assert given.endswith(" after step 2") and f"{name} " in given, raised
-    assert (expected or f"{name} differs between ranks 0 and 1") in given, raised
+    "ddp3": [(2, "layers.1.input_layernorm.weight", "on rank 2 differs from ranks 0 and 1")],
+    "hsdp": [
+        (3, "2.mlp.up_proj.weight", "differs between ranks 1 and 3"),
+        (2, "2.mlp.up_proj.weight.exp_avg", "differs between ranks 0 and 2"),
+        (2, "model.norm.weight.step", "on rank 2 differs from ranks 0, 1 and 3"),
+    ],
+    "tp2": [
+        (1, "layers.1.input_layernorm.weight", "differs between ranks 0 and 1"),
+        (0, "layers.2.self_attn.q_norm.weight.exp_avg", "differs between ranks 0 and 1"),
+    ],
+    "tp2 x replicate2": [
+        (2, "layers.3.self_attn.q_proj.weight", "differs between ranks 0 and 2"),
+        (3, "model.norm.weight", "on rank 3 differs from ranks 0, 1 and 2"),
+    ],
+    "pp2 x replicate2": [
+        (1, "embed_tokens.weight", "differs between ranks 0 and 1"),
+        (3, "model.norm.weight.exp_avg", "differs between ranks 2 and 3"),
+    ],
+}
+
+
+def flip_each(world, parallel, faults):
+    """After two updates: what the comparison raises with one bit flipped, for each fault alone; the bit is turned back."""
+    program, optimizer, replicas = built(world, parallel)
+    train(program, optimizer)
+    raised = []
+    for rank, name, _ in faults:
+        tensors = held(program, optimizer)
+        at_fault = next((tensors[full] for full in tensors if full.endswith(name)), None)
+        if torch.distributed.get_rank() == rank:
+            flip(at_fault)
+        try:
+            replicas.compare(tensors, 2)
+            raised.append(None)
+        except OutOfSync as error:
+            raised.append(str(error))
+        if torch.distributed.get_rank() == rank:
+            flip(at_fault)
+    replicas.compare(held(program, optimizer), 2)
+    return raised
+
+
+@pytest.mark.parametrize("layout", FLIPPED)
+def test_one_bit_that_several_ranks_hold_is_named(ranks, layout):
+    world, parallel = LAYOUTS[layout]
+    raised = ranks.run(world, flip_each, world, parallel, FLIPPED[layout])
+    assert all(one == raised[0] for one in raised), raised
+    for (_, name, expected), said in zip(FLIPPED[layout], raised[0], strict=True):
+        given = said.splitlines()[0]
+        assert given.endswith(" after step 2") and f"{name} " in given and expected in given, said
 
 
 def test_the_loss_scale_is_compared_over_all_stages(ranks):
