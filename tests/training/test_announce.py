@@ -8,11 +8,12 @@ import torch
 
 from tests import tiny
 from tests.parallel.tiny import each, make_program
+from tests.training.resuming import EXPERTS
 from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
-from windlass.training.announce import describe_layout, describe_load, describe_memory, describe_nulls
+from windlass.training.announce import describe_layout, describe_load, describe_memory, describe_nulls, describe_sparse
 
 MEMORY = "142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01"
 
@@ -66,6 +67,14 @@ def test_a_null_that_no_field_of_the_family_knows_is_left_out_and_announced():
     known = ModelConfig(family="mistral", sliding_window=None, **sizes)
     assert known.architecture(300).window is None and describe_nulls(known, "mistral") == ""
     assert ModelConfig(family="mistral", **sizes).architecture(300).window == 4096
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_line_of_experts_says_what_of_their_layers_is_compiled(tmp_path, compiled):
+    config = tiny.recipe(tmp_path, model=EXPERTS, parallel={"compile": compiled})
+    said = describe_sparse(config, config.model.architecture(300))
+    assert said.startswith("2 of 6 in 2 of 2 layers, ")
+    assert said.endswith("; of their layers attention alone is compiled") == compiled
 
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

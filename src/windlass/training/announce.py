@@ -69,7 +69,7 @@ def announce(
         **_describe_matrices(run),
         **({"activations": str(recompute)} if config.parallel.recomputes != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
-        **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
+        **({"experts": describe_sparse(config, architecture)} if architecture.sparse_layers else {}),
         **({"left out": nulls} if (nulls := describe_nulls(config.model, architecture.family)) else {}),
         **({"of the script": ", ".join(f"{kind} {name}" for kind, name in own.items())} if own else {}),
         "starts": source,
@@ -116,6 +116,12 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         peak_flops=run.recorder.peak_flops,
         filled=train.tokens / max(1, train.tokens + train.padding),
     )
+
+
+def describe_sparse(config: RunConfig, architecture: Architecture) -> str:
+    """The experts, and what of their layers is compiled (Block.compile)."""
+    is_part = "; of their layers attention alone is compiled" if config.parallel.compiles else ""
+    return describe_experts(architecture) + is_part
 
 
 def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -> str:
