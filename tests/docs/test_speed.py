@@ -95,7 +95,7 @@ def test_the_page_on_bench_has_its_options_with_their_defaults_and_its_commands_
     assert {name: shown[name] for name in ("steps", "repeats", "output")} == {
         name: str(options[name].default) for name in ("steps", "repeats", "output")
     }
-    assert f"Under {bench.LEAST_EFFICIENCY:.2f} a line warns" in BENCH
+    assert f"Below {bench.LEAST_EFFICIENCY:.2f} `bench` prints a warning" in BENCH
     given = []
     monkeypatch.setattr(bench, "bench", lambda *arguments: given.append(arguments) or [])
     run_commands(commands_in(BENCH), {}, tmp_path, monkeypatch, capsys)
