@@ -12,28 +12,28 @@ from windlass.settings import Settings, Violation, Violations
 
 class AdapterConfig(Settings):
     kind: Literal["none", "lora"] = "none"
-    """none: all parameters are trained. lora: two small factors beside each of the chosen matrices are; the model is frozen."""
+    """none: train all parameters. lora: train two small factors beside each of the chosen matrices; the model is frozen."""
     rank: int = Field(16, ge=1)
-    """Rows of A and columns of B. Trained are rank x (inputs + outputs) numbers per matrix."""
+    """Rows of A and columns of B. The run trains rank x (inputs + outputs) numbers per matrix."""
     alpha: float = Field(32.0, gt=0)
     """The product of the factors is multiplied by alpha / rank, so that the learning rate need not follow the rank."""
     rank_stabilized: bool = False
     """Multiply by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732): for ranks of 64 and more."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """Probability with which an element of what A reads is zeroed in training; the matrix itself reads all of it. 0.05 or 0.1
-    is usual where the data are few."""
+    """Probability with which an element of A's input is zeroed in training; the matrix itself gets all of its input. 0.05 or
+    0.1 is usual for small data sets."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Which matrices carry factors: `all-linear` is every one of attention and MLP, not head and experts; or names such as
-    [q_proj, v_proj], the last parts of Hugging Face's names."""
+    """The matrices that get factors: `all-linear` is every matrix of attention and MLP, but not head and experts. Or names such
+    as [q_proj, v_proj], the last parts of Hugging Face's names."""
     base: Literal["plain", "nf4"] = "plain"
-    """How the matrices of attention and MLP are stored. plain: in the dtype that computes. nf4: in four bits (QLoRA), 0.53 bytes
-    per parameter."""
+    """How the matrices of attention and MLP are stored. plain: in the dtype that computes. nf4: in four bits (QLoRA), 0.53
+    bytes per parameter."""
     from_: str | None = Field(None, alias="from")
-    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with, and what it
-    holds whole (modules_to_save)."""
+    """A PEFT directory (adapter_config.json, adapter_model.safetensors). A new run begins with its factors, and with the
+    parameters that it holds whole (modules_to_save)."""
     also_train: list[str] = []
-    """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
-    holds them too."""
+    """Patterns of the model's own parameters that are trained in full beside the factors, such as ["*norm*"]. An exported
+    adapter holds them too."""
 
     @field_validator("targets", mode="before")
     @classmethod

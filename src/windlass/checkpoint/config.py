@@ -13,19 +13,19 @@ class CheckpointConfig(Settings):
     every_steps: Annotated[Count, Field(ge=1)] | None = None
     """Save each time this many optimizer steps are done. None: not by step. The end of a run is always saved."""
     every_minutes: Annotated[float, Field(gt=0)] | None = 30.0
-    """Save when this many minutes have passed since the last save, by rank 0's clock (asked on logging steps). null: not by
-    time. So a recipe that sets nothing loses at most half an hour."""
+    """Save when this many minutes have passed since the last save, by rank 0's clock (checked on logging steps). null: not by
+    time."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Keep this many of the newest checkpoints. At least 1, since a run must be able to resume."""
     keep_best: Annotated[int, Field(ge=0)] = 0
-    """Keep, besides, this many with the lowest validation loss (of the first validation set)."""
+    """Also keep this many checkpoints with the lowest validation loss (of the first validation set)."""
     keep_steps: list[Annotated[Count, Field(ge=0)]] = []
-    """Save at these steps and keep them for ever. 0 is the state before the first update."""
+    """Save at these steps and keep those checkpoints for ever. 0 is the state before the first update."""
     remote: str | None = None
-    """A URL (s3://bucket/run, gs://, file://) where every checkpoint is copied after its commit, in the background, with the
-    run's events. A run whose directory is empty, on another machine, goes on from there."""
+    """A URL (s3://bucket/run, gs://, file://) to which every checkpoint is copied after its commit, in the background, with the
+    run's events. A run whose directory is empty, for example on another machine, resumes from there."""
     async_: Annotated[bool, Field(alias="async")] = True
-    """Copy the state to host memory and write it in the background. Costs one copy of the state in host memory."""
+    """Copy the state to host memory and write it in the background. This takes one copy of the state in host memory."""
 
     def rules(self) -> Sequence[Iterator[UserError]]:
         return (self._place(),)

@@ -43,56 +43,58 @@ Validation = Annotated[
 
 class DataConfig(Settings):
     sources: list[SourceConfig] = Field(min_length=1)
-    """The training documents: sources are read one after the other, or mixed in the shares that their `weight` gives."""
+    """The training documents: sources are read one after the other, or mixed in the shares of their `weight`."""
     tokenizer: TokenizerConfig
-    """How text becomes token ids."""
+    """The tokenizer that turns text into token ids."""
     directory: str = Field(min_length=1)
-    """Directory of the prepared shards: a local one, or a URL that fsspec opens (s3://bucket/path, gs://, https:// to
-    read only, file://), read through `cache`. It is made by `prepare` and belongs to it alone. Credentials come from the
+    """Directory of the prepared shards: a local one, or a URL that fsspec opens (s3://bucket/path, gs://, https:// to read
+    only, file://), read through `cache`. `prepare` creates it and puts nothing else there. Credentials come from the
     environment (AWS_ACCESS_KEY_ID and the like)."""
     cache: CacheConfig | None = None
     """With a URL, where shards are kept on this host."""
     sequence_length: Count = Field(ge=2, le=1 << 24)
     """Targets per sequence, in tokens (T). A sample stores T+1 ids; neighbouring samples share one."""
     packing: Literal["concatenate", "best-fit"] = "concatenate"
-    """How documents become sequences. concatenate: one after the other, cut where a sequence ends; nothing is padded. best-fit:
-    whole documents that fill a sequence nearly (only those longer than it are cut); `prepare` prints how full. A set with
-    conversations is always best-fit, which cuts none."""
+    """How documents become sequences. concatenate: one after the other, cut where a sequence ends, without padding. best-fit:
+    whole documents that nearly fill a sequence (only longer documents are cut); `prepare` prints how full sequences are. A set
+    with conversations always uses best-fit, which cuts none of them."""
     isolate: bool = False
-    """Whether a document attends to itself alone: positions begin at 0 in each, and no token is predicted across a border. The
-    same in every evaluation set."""
+    """Whether a document attends only to itself: positions begin at 0 in each, and no token is predicted across a border. The
+    same holds in every evaluation set."""
     deduplicate: bool | NearDuplicatesConfig = False
-    """Leave out every document of `sources` whose text came before: with `true` to the byte, with {similarity: 0.8} nearly too.
-    `true` takes 16 bytes of memory per document while documents are counted, and about 60 for a moment at the end."""
+    """Leave out every document of `sources` whose text came before: with `true` equal to the byte, with {similarity: 0.8} also
+    nearly equal. `true` takes 16 bytes of memory per document while documents are counted, and about 60 for a moment at the
+    end."""
     validation: Validation = 0.02
-    """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents (of a
-    single text file that share of its bytes, its end), or an amount, {bytes: 10e6} or {tokens: 1e6}. Or a source, or none."""
+    """The part of the training documents that is held out, chosen by the hash of each document's text: a share of the documents
+    (of a single text file a share of its bytes, its end), or an amount, {bytes: 10e6} or {tokens: 1e6}. Or a separate source,
+    or none."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
-    """How many samples a shard file holds: as many as fit into these bytes at 8 bytes per token. Of text it takes a quarter of
-    them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""
+    """Size of a shard file: it holds as many samples as fit into these bytes at 8 bytes per token. On disk, text takes a
+    quarter of them, or half if the vocabulary has more than 65,536 ids; padding or masks add a byte per token."""
     compression: Literal["none", "zstd"] = "none"
-    """What shards are compressed with. A shard is unpacked into memory while it is read. May change on resume."""
+    """Compression of the shards. A shard is unpacked into memory while it is read. May change on resume."""
     workers: int | None = Field(default=None, ge=1, le=1024)
-    """Processes that `prepare` encodes with, at most; each takes about 150 MB. Default: the cores that this process may use, by
-    its affinity and its cgroup, and at most 32. Fewer are started for little text. May change on resume."""
+    """Largest number of processes that `prepare` encodes with; each takes about 150 MB. If not given: the cores that this
+    process may use, by its affinity and its cgroup, and at most 32. Little text starts fewer. May change on resume."""
     rehash: bool = Field(default=False, exclude=True)
-    """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
-    `--rehash` of `prepare` and `train` sets."""
+    """Whether every local file of the sources is hashed, including files whose size, time of change and inode have not changed;
+    `--rehash` of `prepare` and `train` sets it."""
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
     stages: list[StageConfig] = []
-    """Shares of the sources that change along the training stream, one stage after the other, in place of `weight`. A stage ends
+    """Shares of the sources that change along the training stream, one stage after the other, instead of `weight`. A stage ends
     at its number of tokens, rounded to a sample, and each source continues where it was. On resume the shares from the
     checkpoint on may change, with run.accept_drift=[data.stages]."""
     order: OrderConfig = OrderConfig()
     """The order of the first epoch."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long a step waits for its batch, in seconds, before the run ends with exit code 74: a disk or a store does not
-    answer. May change on resume."""
+    """How long a step waits for its batch, in seconds, before the run ends with exit code 74, because a disk or a store does
+    not answer. May change on resume."""
     max_bad_shards: int = Field(default=0, ge=0)
-    """Shards of the training set that a run may leave out because they are missing or their size or hash is wrong (those of a
-    store are fetched twice). Their samples count no target from then on: all ranks agree on it, checkpoints remember it, each is
-    an incident. 0: the first one ends the run. May change on resume."""
+    """Shards of the training set that a run may leave out because they are missing or their size or hash is wrong (shards of a
+    store are fetched twice). From then on their samples count no target: all ranks agree on it, checkpoints remember it, and
+    each shard is an incident. 0: the first bad shard ends the run. May change on resume."""
 
     @field_validator("directory")
     @classmethod

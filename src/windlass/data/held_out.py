@@ -11,14 +11,15 @@ MOST: Final = 10**18  # what counts bytes and tokens holds 63 bits
 
 
 class HeldOutConfig(Settings):
-    """How much of the training documents is held out: exactly one of `bytes` and `tokens`. Documents are taken whole, in the
-    order of the hashes of their texts, until the amount is reached; a text that is longer than what is still missing gives its
+    """How much of the training documents is held out: exactly one of `bytes` and `tokens`. Whole documents are taken in the
+    order of the hashes of their texts, until the amount is reached; a text that is longer than the missing amount gives its
     last lines. So one long text file has a validation set too."""
 
     bytes: Count | None = Field(default=None, ge=1, le=MOST)
-    """Bytes of text (UTF-8); of rows of tokens four for each."""
+    """Bytes of text (UTF-8); rows of tokens count four bytes per token."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST)
-    """Tokens, about: a sample of the documents says how many bytes of text a token has. Needs `tokenizer: {from: ...}`."""
+    """Approximate number of tokens: a sample of the documents says how many bytes of text a token has. Needs `tokenizer: {from:
+    ...}`."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._one(),)

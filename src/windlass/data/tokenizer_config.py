@@ -17,18 +17,18 @@ class TokenizerConfig(Settings):
     """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
     and merges."""
     from_: str | None = Field(default=None, alias="from")
-    """A Hugging Face tokenizer: its directory, a `tokenizer.json` with `tokenizer_config.json` beside it, or a name of the
-    hub such as Qwen/Qwen3-4B."""
+    """A Hugging Face tokenizer: its directory, a `tokenizer.json` with `tokenizer_config.json` beside it, or a name on the hub
+    such as Qwen/Qwen3-4B."""
     revision: str | None = None
     """With a hub name: the branch, tag or full commit to take; main if not given."""
     commit: str | None = None
-    """With a hub name: the commit that the revision was when the data was prepared. windlass writes it into resolved.yaml."""
+    """With a hub name: the revision's commit when the data was prepared. windlass writes it into resolved.yaml."""
     hub_cache: str | None = Field(None, exclude=True)
     """hub.cache of the recipe, which fills it in."""
     eos_token: Annotated[str, Field(min_length=1)] | None = None
-    """With `from`: the token that ends a document, where the tokenizer's files do not name it or name another one."""
+    """With `from`: the token that ends a document, if the tokenizer's files name none or another one."""
     trust_remote_code: str | None = None
-    """The very name (or directory) of `from`, where the tokenizer's own Python code may run, once, while data is prepared."""
+    """The exact name (or directory) in `from`, if the tokenizer's own Python code may run, once, while data is prepared."""
 
     @field_validator("trust_remote_code", mode="before")
     @classmethod

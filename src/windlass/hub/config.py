@@ -16,9 +16,9 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 class HubConfig(Settings):
     cache: str | None = None
-    """Directory for what `model.from` and `data.tokenizer.from` name of the hub, in place of huggingface_hub's own (HF_HUB_CACHE,
-    HF_HOME). On a cluster without a network: a directory that compute nodes see; `windlass prepare` fills it where there is one,
-    and HF_HUB_OFFLINE=1 runs from it."""
+    """Directory for what `model.from` and `data.tokenizer.from` name on the hub, instead of huggingface_hub's own
+    (HF_HUB_CACHE, HF_HOME). For a cluster without a network, name a directory that compute nodes see: `windlass prepare` fills
+    it on a node with a network, and with HF_HUB_OFFLINE=1 a run reads it."""
 
     @field_validator("cache")
     @classmethod

@@ -35,13 +35,13 @@ Quantity = Annotated[str, Written(r"[1-9]\d*[MGT]i", "a whole number and Mi, Gi 
 
 class SlurmConfig(Settings):
     partition: str | None = None
-    """Where jobs run. Default: the site's. Options of `windlass launch slurm` replace this key and the three below."""
+    """Partition of the jobs. Default: the site's. Options of `windlass launch slurm` replace this key and the three below."""
 
     account: str | None = None
-    """Whom they are accounted to."""
+    """Account that the jobs are charged to."""
 
     qos: str | None = None
-    """Their quality of service."""
+    """Quality of service of the jobs."""
 
     time: str | None = None
     """Time limit of a segment, as sbatch takes it, in quotes: "4:00:00", "1-12". Default: the partition's."""
@@ -53,25 +53,25 @@ class SlurmConfig(Settings):
     """Cores of each rank, which is bound to them. Default: the site's, often one."""
 
     python: str | None = None
-    """The interpreter of the ranks. Default: the one that submits; python3 in a container."""
+    """The interpreter of the ranks. Default: the one that submits; in a container, python3."""
 
     container: str = ""
-    """Words before the command of each rank: `apptainer exec --nv /images/train.sif`. Empty: no container."""
+    """Words to put before the command of each rank: `apptainer exec --nv /images/train.sif`. Empty: no container."""
 
     setup: list[str] = []
-    """Shell lines before the ranks start, on the job's first node: `module load cuda/13`."""
+    """Shell lines to run before the ranks start, on the job's first node: `module load cuda/13`."""
 
     environment: dict[str, str | int] = {}
-    """Variables of the ranks, such as NCCL's, without ${NAME}. Secrets belong into the shell that submits: jobs inherit them."""
+    """Variables of the ranks, such as NCCL's, without ${NAME}. Put secrets into the shell that submits: jobs inherit them."""
 
     options: list[str] = []
-    """Further options of every job, a line each: `--exclusive`."""
+    """Further options of every job, one per entry: `--exclusive`."""
 
     prepare_options: list[str] = []
-    """Further options of the jobs that prepare the data; they replace those above: `--partition=cpu`."""
+    """Further options of the jobs that prepare the data; they replace those in `options`: `--partition=cpu`."""
 
     prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
-    """Tasks of an array that prepare the data side by side, between a job that makes the tokenizer and one that joins the parts.
+    """Array tasks that prepare the data in parallel, between a job that makes the tokenizer and a job that joins the parts.
     Default: one job prepares all."""
 
     @field_validator("time", mode="before")
@@ -148,14 +148,14 @@ class KubernetesConfig(Settings):
     """The image of the pods, with windlass in it (see Containerfile)."""
 
     namespace: Label | None = None
-    """Default: kubectl's."""
+    """Namespace of the pods. Default: kubectl's."""
 
     claim: Name | None = None
-    """A PersistentVolumeClaim that every pod mounts (ReadWriteMany): run directory and data are there. One host may do without
-    it where checkpoint.remote is set."""
+    """A PersistentVolumeClaim that every pod mounts (ReadWriteMany) and that holds run directory and data. A single host does
+    not need it if checkpoint.remote is set."""
 
     mount: Directory = "/runs"
-    """Where pods see it, and the directory that they start in: relative paths of the recipe are below it."""
+    """Where pods mount the claim, and the directory in which they start: relative paths of the recipe are below it."""
 
     cpu: int | None = Field(default=None, ge=1)
     """Cores of a pod. Default: the cluster's."""
@@ -164,13 +164,13 @@ class KubernetesConfig(Settings):
     """Memory of a pod: 400Gi. Default: the cluster's."""
 
     shm_gib: int = Field(default=16, ge=1)
-    """Size of /dev/shm, which counts as memory: a GiB per rank and more."""
+    """Size of /dev/shm, which counts as memory: at least a GiB per rank."""
 
     gpu_resource: str = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """The cluster's name for a GPU."""
 
     node_selector: dict[str, str] = {}
-    """Labels that a pod's node has."""
+    """Labels that a pod's node must have."""
 
     environment: dict[Variable, str | int] = {}
     """Variables of the pods, such as NCCL's."""
@@ -179,14 +179,14 @@ class KubernetesConfig(Settings):
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
     prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
-    """Pods of a JobSet that prepare the data side by side, between one that makes the tokenizer and one that joins the parts. All
-    end before the run begins. Default: the first pod of the run prepares all."""
+    """Pods of a JobSet that prepare the data in parallel, between a pod that makes the tokenizer and a pod that joins the
+    parts. All of them end before the run begins. Default: the first pod of the run prepares all."""
 
     retries: int = Field(default=20, ge=0)
-    """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
+    """How often a JobSet restarts all pods: after a stop that saved, a lost node, or a failure that is not the recipe's."""
 
     runtime: Name = "torch-distributed"
-    """Of a TrainJob: the ClusterTrainingRuntime."""
+    """The ClusterTrainingRuntime of a TrainJob."""
 
 
 class FlyteConfig(Settings):
@@ -204,21 +204,21 @@ class FlyteConfig(Settings):
         | Annotated[int, Field(ge=1)]
         | None
     ) = None
-    """GPUs of each pod that trains, a rank each, as Flyte writes them: 8, or H200:8. Default: none, ranks on CPUs."""
+    """GPUs of each pod that trains, one per rank, as Flyte writes them: 8, or H200:8. Default: none, ranks on CPUs."""
 
     shm: Quantity | None = None
-    """Size of /dev/shm where pods train, which counts as memory: 16Gi. NCCL and the loader use it."""
+    """Size of /dev/shm in pods that train, which counts as memory: 16Gi. NCCL and the loader use it."""
 
     nodes: int = Field(default=1, ge=1)
-    """Pods that train together. More than one need launch.flyte.mount, and Kubeflow's training operator in the cluster."""
+    """Pods that train together. More than one pod needs launch.flyte.mount, and Kubeflow's training operator in the cluster."""
 
     retries: int = Field(default=0, ge=0)
-    """How often Flyte starts training again after a lost pod, a stop that saved, or a failure that is not the recipe's. A retry
-    has an empty disk: it needs checkpoint.remote or launch.flyte.mount."""
+    """How often Flyte restarts training after a lost pod, a stop that saved, or a failure that is not the recipe's. A retry has
+    an empty disk, so it needs checkpoint.remote or launch.flyte.mount."""
 
     prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
-    """Tasks that prepare the data side by side, between one that makes the tokenizer and one that joins the parts. They need
-    launch.flyte.mount, and are retried as training is. Default: one task prepares all."""
+    """Tasks that prepare the data in parallel, between a task that makes the tokenizer and a task that joins the parts. They
+    need launch.flyte.mount, and are retried like training. Default: one task prepares all."""
 
     mount: Directory | None = None
     """Where the cluster's own pod template mounts a volume that all pods share; relative paths of the recipe are below it."""
@@ -229,38 +229,39 @@ class SkyConfig(Settings):
     """The image of the hosts, with windlass in it (see Containerfile). Default: the cloud's, and `setup` installs windlass."""
 
     setup: list[str] = []
-    """Shell lines of each new host, before anything runs: `pip install ...`, or the mount of a file system."""
+    """Shell lines to run on each new host before anything else: `pip install ...`, or the mount of a file system."""
 
     infra: str | None = None
     """Where hosts are rented: aws, gcp/us-central1, k8s/my-context. Default: where SkyPilot finds them cheapest."""
 
     gpu: str | None = None
-    """SkyPilot's name of the hosts' GPU: H100. How many is --gpus-per-node."""
+    """SkyPilot's name of the hosts' GPU: H100. --gpus-per-node says how many."""
 
     cpus: int | None = Field(default=None, ge=1)
-    """Cores of a host, at least. Default: SkyPilot's."""
+    """Smallest number of cores of a host. Default: SkyPilot's."""
 
     memory_gib: int | None = Field(default=None, ge=1)
-    """Memory of a host, at least. Default: SkyPilot's."""
+    """Smallest memory of a host. Default: SkyPilot's."""
 
     disk_gib: int | None = Field(default=None, ge=1)
     """Disk of a host. Default: SkyPilot's."""
 
     spot: bool = False
-    """Spot hosts, which cost less and may be taken back: SkyPilot rents others, and the run goes on from its last commit."""
+    """Spot hosts, which cost less and may be taken back: SkyPilot then rents others, and the run resumes from its last
+    commit."""
 
     mount: Directory | None = None
-    """A directory that all hosts share and that outlives them; hosts start there: relative paths of the recipe are below it. One
-    host may do without it where checkpoint.remote is set."""
+    """A directory that all hosts share and that outlives them; hosts start there, and relative paths of the recipe are below
+    it. A single host does not need it if checkpoint.remote is set."""
 
     volume: str | None = None
-    """A volume of SkyPilot (`sky volumes ls`) that is mounted there. Default: a line of `setup` mounts something."""
+    """A SkyPilot volume (`sky volumes ls`) that is mounted at `mount`. Default: a line of `setup` mounts something."""
 
     environment: dict[Variable, str | int] = {}
     """Variables of the hosts, such as NCCL's."""
 
     secrets: list[Variable] = []
-    """Names of variables whose values are taken from the environment of the command that submits: [AWS_SECRET_ACCESS_KEY]."""
+    """Names of variables whose values come from the environment of the command that submits: [AWS_SECRET_ACCESS_KEY]."""
 
     def rules(self) -> Sequence[Iterator[UserError]]:
         return (self._volume(),)
@@ -276,23 +277,23 @@ class SkyConfig(Settings):
 
 class LaunchConfig(Settings):
     max_restarts: int = Field(default=3, ge=0)
-    """How often our launcher starts the ranks again after one died or stalled, from the last commit. A mistake that only the user
-    can mend is never tried again, nor a step that has failed three times. Under SLURM: how often a job goes back to the queue
-    without a new checkpoint."""
+    """How often our launcher restarts the ranks from the last commit after a rank died or stalled. It never retries a mistake
+    that only the user can fix, or a step that has failed three times. Under SLURM: how often a job is requeued without a new
+    checkpoint."""
 
     stall_s: float = Field(default=180.0, ge=0)
-    """A rank that has begun nothing new for this many seconds, and for ten times the longest that its phase has taken, is named
-    and stopped with all others; on one host, forward, backward and update of milliseconds have a minute. Waiting for data ends by
-    data.timeout_s first. 0: never."""
+    """If a rank begins nothing new for this many seconds, and for ten times the longest duration of its phase so far, it is
+    named and stopped with all others; on one host, forward, backward and update get a minute if they take milliseconds. Waiting
+    for data ends earlier, by data.timeout_s. 0: never."""
 
     slurm: SlurmConfig = SlurmConfig()
-    """What jobs of `windlass launch slurm` have at this site."""
+    """Settings of the jobs of `windlass launch slurm` at this site."""
 
     kubernetes: KubernetesConfig = KubernetesConfig()
-    """What pods of `windlass launch kubernetes` have in this cluster."""
+    """Settings of the pods of `windlass launch kubernetes` in this cluster."""
 
     flyte: FlyteConfig = FlyteConfig()
-    """What tasks of `windlass launch flyte` have."""
+    """Settings of the tasks of `windlass launch flyte`."""
 
     sky: SkyConfig = SkyConfig()
-    """What hosts have that SkyPilot rents for `windlass launch sky`."""
+    """Settings of the hosts that SkyPilot rents for `windlass launch sky`."""

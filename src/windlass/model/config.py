@@ -39,11 +39,11 @@ class ModelConfig(Settings):
     """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, llama-3.1-8b,
     qwen2.5-1.5b, qwen2.5-7b, qwen3-4b, qwen3-30b-a3b, smollm3-3b."""
     from_: str | None = Field(None, alias="from")
-    """A model with its weights: a local Hugging Face directory, or a name of the hub such as Qwen/Qwen3-4B."""
+    """A model with its weights: a local Hugging Face directory, or a name on the hub such as Qwen/Qwen3-4B."""
     revision: str | None = None
     """With a hub name: the branch, tag or full commit to take; main if not given."""
     commit: str | None = None
-    """With a hub name: the commit that the revision was when the run began. windlass writes it into resolved.yaml."""
+    """With a hub name: the revision's commit when the run began. windlass writes it into resolved.yaml."""
     hub_cache: str | None = Field(None, exclude=True)
     """hub.cache of the recipe, which fills it in."""
     family: str | None = None

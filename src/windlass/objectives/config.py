@@ -16,21 +16,21 @@ WITHOUT_REFERENCE: Final = ("simpo", "orpo")
 
 class ObjectiveConfig(Settings):
     kind: Literal["pretrain", "sft", "dpo"] = "pretrain"
-    """pretrain: next-token prediction on every token that counts, all of a text or the answers of a chat. sft: the same, where
-    every source has `format: chat`. dpo: of two answers to a prompt (`format: preference`) the chosen one becomes more likely
-    than the rejected one, beside the model that the run began with."""
+    """pretrain: next-token prediction on every token that counts: all tokens of a text, or the answers of a chat. sft: the
+    same, if every source has `format: chat`. dpo: of two answers to a prompt (`format: preference`) the chosen answer becomes
+    more likely than the rejected one, compared with the model that the run began with."""
     loss: PreferenceLoss | None = None
-    """Of dpo. sigmoid (default): direct preference optimization (arXiv 2305.18290). ipo: the squared distance of means per token
-    from a target (2310.12036). robust: some labels are wrong (2403.00409). hinge: SLiC's (2309.06657). simpo: means per token,
-    without a reference model (2405.14734). orpo: supervised finetuning on the chosen answers and the odds of the two, without one
-    either (2403.07691)."""
+    """Loss of dpo. sigmoid (default): direct preference optimization (arXiv 2305.18290). ipo: the squared distance of means per
+    token from a target (2310.12036). robust: some labels are wrong (2403.00409). hinge: SLiC's (2309.06657). simpo: means per
+    token, without a reference model (2405.14734). orpo: supervised finetuning on the chosen answers and the odds of the two,
+    also without a reference model (2403.07691)."""
     beta: float | None = Field(None, gt=0)
-    """Of dpo, default 0.1: how much a difference of log-probabilities weighs. Smaller: the model may go further from where it
-    began."""
+    """With dpo, default 0.1: how much a difference of log-probabilities weighs. With a smaller value the model may go further
+    from where it began."""
     label_smoothing: float | None = Field(None, gt=0, lt=0.5)
-    """Of dpo with `loss: robust`: the share of pairs whose answers are taken to be the wrong way round."""
+    """With dpo and `loss: robust`: the share of pairs whose answers are assumed to be the wrong way round."""
     target_margin: float | None = Field(None, ge=0)
-    """Of dpo with `loss: simpo`, default 0.5: by how much the chosen answer's reward is to be larger (gamma)."""
+    """With dpo and `loss: simpo`, default 0.5: by how much the chosen answer's reward must be larger (gamma)."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._of_dpo(), self._of_its_loss()

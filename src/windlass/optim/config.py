@@ -13,17 +13,18 @@ MAX_WARMUP_STEPS: Final = 2000
 
 
 class GroupConfig(Settings):
-    """What holds for some parameters only. The first group that names a parameter decides for it; the rest of the model follows
+    """Settings for some parameters only. The first group that names a parameter decides for it; the rest of the model follows
     `optim`. A group that sets nothing exempts its names from the groups after it."""
 
     names: list[str] = Field(min_length=1)
-    """Hugging Face's parameter names, GPT-2's own for GPT-2, or patterns of them: `*` matches anything, dots too."""
+    """Hugging Face's parameter names (for GPT-2 its own), or patterns of them: `*` matches anything, including dots."""
     learning_rate_scale: float = Field(1.0, gt=0)
-    """The learning rate of every step is multiplied by it."""
+    """Factor on the learning rate of every step."""
     weight_decay: float | None = Field(None, ge=0)
-    """Decay of everything named here, norms and biases too; left out: as `optim.weight_decay` says."""
+    """Decay of all parameters named here, including norms and biases. If not given: as `optim.weight_decay`."""
     frozen: bool = False
-    """Not trained: no gradient, no optimizer state, nothing sent. Saved and exported like the rest."""
+    """Do not train these parameters: they have no gradient and no optimizer state, and nothing is sent for them. They are saved
+    and exported like the rest."""
 
     @property
     def effect(self) -> dict[str, object]:
@@ -33,30 +34,30 @@ class GroupConfig(Settings):
 
 class MuonConfig(Settings):
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Share of the old momentum that stays in each step."""
+    """Share of the old momentum that remains in each step."""
     nesterov: bool = True
-    """Look ahead: the momentum is mixed with the gradient once more before it is orthogonalised."""
+    """Look ahead: mix the momentum with the gradient once more before it is orthogonalised."""
     steps: int = Field(5, ge=1, le=20)
     """Newton-Schulz iterations per matrix and step; each costs three matrix products."""
 
 
 class OptimConfig(Settings):
     kind: Literal["adamw", "muon"] = "adamw"
-    """muon: the matrices of the blocks move by orthogonalised momentum, the rest by AdamW, both at `learning_rate` (its updates
-    are given the size of AdamW's). Half the optimizer state of those matrices, and about 5 x hidden size / tokens per step more
-    FLOPs."""
+    """muon: orthogonalised momentum updates the matrices of the blocks, AdamW the rest, both at `learning_rate` (Muon's updates
+    are scaled to the size of AdamW's). It halves the optimizer state of those matrices, and needs about 5 x hidden size /
+    tokens per step more FLOPs."""
     learning_rate: float = Field(3e-4, gt=0)
     """The highest learning rate, reached after warm-up."""
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
-    """After warm-up. cosine: half a cosine down to the floor. wsd: constant, then linearly to the floor over the last
-    `decay_fraction` of the steps. linear: straight down to the floor. constant: no decay."""
+    """The course of the learning rate after warm-up. cosine: half a cosine down to the floor. wsd: constant, then linear to the
+    floor over the last `decay_fraction` of the steps. linear: straight down to the floor. constant: no decay."""
     warmup_steps: Annotated[Count, Field(ge=0)] | Literal["auto"] = "auto"
-    """Optimizer steps over which the learning rate rises linearly from 0. auto: 2 % of the run's, at most 2,000; a run under 50
-    steps has none. A run that becomes longer keeps its own."""
+    """Optimizer steps over which the learning rate rises linearly from 0. auto: 2 % of the run's steps, at most 2,000; a run
+    under 50 steps has no warm-up. A run that becomes longer keeps its warm-up."""
     floor: float = Field(0.1, ge=0, le=1)
     """The last learning rate, as a fraction of `learning_rate`."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """wsd only: the share of all steps that decays."""
+    """With wsd only: the share of all steps that decays."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of AdamW's first moment."""
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -68,13 +69,13 @@ class OptimConfig(Settings):
     max_norm: float = Field(1.0, gt=0)
     """Gradients are scaled so that their global norm is at most this."""
     kernel: Literal["fused", "foreach"] = "fused"
-    """fused: torch's one kernel. foreach: each tensor by plain operations, the same numbers at a tenth of the speed; what is
-    stored in bf16 is always stepped that way. Both skip a non-finite step on the device, without a host read."""
+    """fused: torch's one kernel. foreach: each tensor by plain operations, the same numbers at a tenth of the speed; tensors
+    that are stored in bf16 always use it. Both skip a non-finite step on the device, without a host read."""
     max_skips: int = Field(20, ge=1)
-    """Steps in a row whose gradient norm is not finite, and that are therefore skipped, before the run ends with an error; looked
-    at on logging steps. fp16 skips up to 16 while its loss scale falls from 65536 to 1."""
+    """Steps in a row that may be skipped, because their gradient norm is not finite, before the run ends with an error; checked
+    on logging steps. fp16 skips up to 16 while its loss scale falls from 65536 to 1."""
     muon: MuonConfig = MuonConfig()
-    """With kind muon."""
+    """Settings of kind muon."""
     groups: list[GroupConfig] = []
     """Learning rate, decay and freezing by parameter name."""
 

@@ -42,64 +42,65 @@ class MeshLayout:
 
 class ParallelConfig(Settings):
     pp: int = Field(1, ge=1)
-    """Ranks of the pipeline: each holds consecutive blocks, one stage or two (`schedule`). The global batch's micro-batches
-    flow through them. Beside zero 0 and 1."""
+    """Ranks of the pipeline: each holds consecutive blocks, as one stage or two (`schedule`). The global batch's micro-batches
+    flow through them. Works with zero 0 and 1."""
     replicate: int = Field(1, ge=-1)
-    """Copies of the model (groups of ranks that all-reduce gradients). -1: the ranks that the other axes leave, which
-    is the default with zero 0."""
+    """Copies of the model (groups of ranks that all-reduce gradients). -1: all ranks that the other axes leave, which is the
+    default with zero 0."""
     shard: int = Field(-1, ge=-1)
-    """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: the ranks that
-    the other axes leave."""
+    """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: all ranks that the other axes
+    leave."""
     context: int = Field(1, ge=1)
-    """Ranks that share each sequence, a slice of its front half and one of its back half each: activations fall by it, and with
-    zero 1 to 3 parameters are cut over shard x context. 2 x context divides data.sequence_length."""
+    """Ranks that share each sequence: each takes a slice of its front half and a slice of its back half. Activations shrink by
+    this factor, and with zero 1 to 3 parameters are sharded over shard x context. 2 x context must divide
+    data.sequence_length."""
     tp: int = Field(1, ge=1)
     """Ranks that share each matrix, and the stream's positions (tensor and sequence parallelism)."""
     expert: int = Field(1, ge=1)
-    """Ranks over which the experts of each sparse layer are dealt out whole: tokens travel to them. It divides shard x context
-    and adds no ranks. 1: shard cuts experts like all other parameters. Beside zero 1 to 3."""
+    """Ranks among which the experts of each sparse layer are divided; each holds its experts whole, and tokens travel to them.
+    It divides shard x context and adds no ranks. 1: shard shards experts like all other parameters. Works with zero 1 to 3."""
     zero: Stage | Literal["auto"] = 3
-    """What `shard` cuts. Left out with pp above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states; gradients are
-    summed whole over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters stay gathered
-    through the step. 3: parameters too; gathered again in backward. auto: the least of these with which a step fits, by its
-    count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. Where a 16-bit policy multiplies
-    fp32 weights auto begins at 1: zero 0 would round otherwise, by autocast."""
+    """What `shard` shards. If not given and pp is above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states;
+    whole gradients are summed over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters
+    stay gathered through the step. 3: parameters too, gathered again in backward. auto: the lowest of these stages whose step
+    fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. With a 16-bit policy
+    over fp32 weights, auto considers stages 1 to 3 only, because stage 0 computes under autocast and rounds differently."""
     offload: bool = False
-    """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds the
-    gathered blocks and the activations. With zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
+    """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds only the
+    gathered blocks and the activations. Works with zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
     bucket_mib: float = Field(25, gt=0)
-    """Mebibytes of gradients per all-reduce, with zero 0: smaller starts earlier, larger sends fewer messages. The default is
-    torch's."""
+    """Mebibytes of gradients per all-reduce, with zero 0: a smaller bucket starts earlier, a larger one sends fewer messages.
+    The default is torch's."""
     blocks_per_unit: int = Field(1, ge=1)
-    """Blocks that are gathered and reduced as one, with zero 1 to 3: fewer, larger collectives, and that many blocks gathered
-    at a time. The last unit may be smaller."""
+    """Blocks that are gathered and reduced together, with zero 1 to 3: more blocks make fewer and larger collectives, and that
+    many blocks are gathered at a time. The last unit may be smaller."""
     prefetch: int = Field(0, ge=0)
-    """Units gathered ahead of the one that computes, forward and backward, with zero 1 to 3. Each holds its gathered
-    parameters meanwhile. 0: torch's own order (one ahead in backward; in forward when the host reaches it)."""
+    """Units gathered ahead of the unit that computes, in forward and backward, with zero 1 to 3. Each holds its gathered
+    parameters until then. 0: torch's own order (one ahead in backward; in forward when the host reaches it)."""
     recompute: Literal["auto", "none", "selective", "full"] = "auto"
-    """Activations computed again in backward. full: every block keeps only its input. selective: matrix products and
-    attention are kept, the cheap rest is recomputed. none: all is kept. auto: on a GPU the least with which enough tokens fit, as
-    `run.micro_batch: auto`; on a CPU none."""
+    """Activations computed again in backward. full: every block keeps only its input. selective: blocks keep the outputs of
+    matrix products and attention, and recompute the cheap rest. none: blocks keep all. auto: on a GPU the least recomputation
+    with which enough tokens fit, as `run.micro_batch: auto`; on a CPU none."""
     activation_gib: float | None = Field(None, gt=0)
     """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch; with pp above 1, of
-    all that the schedule has in flight. Each block then keeps all, or as selective, or as full, so that the least is computed
-    again within it. Head and embedding are not in it."""
+    all micro-batches that the schedule has in flight. Each block then recomputes none, selective or full, so that as little as
+    possible is computed again. Head and embedding do not count."""
     check: bool = False
-    """Check every step: the ranks of a model-parallel group read the same batch, and no gradient is left from the step before. A
-    fault is one named error on all ranks. The host then waits for the device at every step. (Copies of weights and optimizer
-    states on several ranks are compared before every checkpoint, whatever is set here.)"""
+    """Check at every step that the ranks of a model-parallel group read the same batch, and that no gradient remains from the
+    previous step. A fault is one named error on all ranks. The host then waits for the device at every step. (Whatever is set
+    here, copies of weights and optimizer states on several ranks are compared before every checkpoint.)"""
     compile: bool | Literal["auto"] = "auto"
-    """Compile each block with torch.compile (one graph for blocks that recompute alike), and AdamW's update where it stores in
-    bf16 or the kernel is foreach. Of a layer with experts attention alone is compiled. Needs a C++ compiler on CPU. auto: on a
-    GPU that torch can compile for, where the layout allows it; not on a CPU."""
+    """Compile each block with torch.compile (one graph for all blocks with the same recomputation), and AdamW's update if it
+    stores in bf16 or the kernel is foreach. In a layer with experts only attention is compiled. Needs a C++ compiler on CPU.
+    auto: true on a GPU that torch can compile for, if the layout allows it; false on a CPU."""
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches, with pp above 1. gpipe: all forwards, then all backwards. 1f1b: keeps activations of
-    at most pp of them. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more messages;
-    the last two cut backward in two."""
+    at most pp micro-batches. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more
+    messages; the last two split backward in two."""
     context_kind: Literal["allgather", "ulysses"] = "allgather"
-    """How context ranks exchange keys, with context above 1. allgather: every rank gets all keys and values; any number
-    of heads. ulysses: ranks exchange positions for heads and back; less is sent where context is more than 1 + query heads per
-    key/value head, and nothing whole is kept."""
+    """How context ranks exchange keys, with context above 1. allgather: every rank gets all keys and values; any number of
+    heads. ulysses: ranks exchange positions for heads and back; this sends less if context is more than 1 + query heads per
+    key/value head, and no rank keeps whole keys and values."""
 
     @model_validator(mode="before")
     @classmethod

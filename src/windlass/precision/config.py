@@ -26,31 +26,33 @@ FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is
 
 class PrecisionConfig(Settings):
     policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
-    """auto: when the run begins, bf16 where every device has it (NVIDIA since Ampere), fp16 on older devices with tensor cores,
-    else fp32; printed, kept in resolved.yaml, and a resumed run keeps what it began with. fp32: all in 32 bits. bf16: fp32 master
-    weights, moments and reductions, matrix products in bf16. fp16: the same with products in fp16 and a dynamic loss scale, for
-    devices without bf16. bf16-pure: weights, gradients and moments in bf16, half the memory. fp8: bf16 with the
-    matrix products of the blocks in 8 bits, on NVIDIA GPUs since Ada and Hopper (extra `fp8`); CPUs emulate it. fp64: for proofs
-    on CPU."""
+    """auto: when the run begins, bf16 if every device has it (NVIDIA since Ampere), fp16 on older devices with tensor cores,
+    else fp32. The run prints its choice and keeps it in resolved.yaml, and a resumed run keeps it too. fp32: everything in 32
+    bits. bf16: fp32 master weights, moments and reductions, matrix products in bf16. fp16: the same with products in fp16 and a
+    dynamic loss scale, for devices without bf16. bf16-pure: weights, gradients and moments in bf16, half the memory. fp8: bf16
+    with the matrix products of the blocks in 8 bits, on NVIDIA GPUs since Ada and Hopper (extra `fp8`); CPUs emulate it. fp64:
+    for proofs on CPU."""
     scaling: Scaling | None = None
-    """With policy fp8, how many scales a matrix has in a product. tensorwise: one. rowwise: one per row, so that an outlier takes
-    digits from its own row and no other, and the product is slower. Left out: tensorwise."""
+    """With policy fp8, how many scales a matrix has in a product. tensorwise: one. rowwise: one per row, so that an outlier
+    costs digits only in its own row, but the product is slower. If not given: tensorwise."""
     states: Literal["fp32", "bf16"] | None = None
-    """Both moments of AdamW. Left out: as the policy says. bf16 beside fp32 weights saves 4 bytes per parameter."""
+    """Dtype of both moments of AdamW. If not given: as the policy says. bf16 with fp32 weights saves 4 bytes per parameter."""
     rounding: Literal["nearest", "stochastic"] | None = None
-    """How weights and moments are rounded where they are stored in bf16. Left out: stochastic, by which small updates count in
-    the mean. nearest loses every update below 1/512 of a weight; the run raises an alarm where that is most of a tensor."""
+    """How weights and moments that are stored in bf16 are rounded. If not given: stochastic, by which small updates count in
+    the mean. nearest loses every update below 1/512 of a weight; the run raises an alarm if that affects most of a tensor."""
     parameters: Literal["fp32", "bf16", "fp16"] | None = None
-    """What parameters are gathered and multiplied in. Left out: as the policy says. fp32 with bf16-pure multiplies in fp32
-    what is stored in bf16, which separates the rounding of weights from that of products."""
+    """Dtype in which parameters are gathered and multiplied. If not given: as the policy says. fp32 with bf16-pure multiplies
+    in fp32 the weights stored in bf16, which separates the rounding of weights from that of products."""
     gradients: Literal["fp32", "bf16"] | None = None
-    """What the gradients of a step's micro-batches are added up and kept in, on one process with policy bf16 or fp8. Left out:
-    fp32. bf16 saves 2 bytes per parameter, moves 8 per micro-batch in place of 12, and loses digits with every micro-batch."""
+    """Dtype in which the gradients of a step's micro-batches are added and kept, on one process with policy bf16 or fp8. If not
+    given: fp32. bf16 saves 2 bytes per parameter, moves 8 per micro-batch instead of 12, and loses digits with every
+    micro-batch."""
     reduce: Literal["fp32", "bf16"] | None = None
-    """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
-    digits with every rank, and under parallel.zero 1 and 2 with every micro-batch, since FSDP adds those up in it too."""
+    """Dtype in which gradients are sent and summed over ranks. If not given: fp32 (fp64 with fp64). bf16 halves the bytes sent
+    and loses digits with every rank, and under parallel.zero 1 and 2 with every micro-batch, since FSDP adds those in it
+    too."""
     output: Literal["fp32", "bf16"] | None = None
-    """What the model's output, the loss of a micro-batch, is cast to before it is summed over ranks. Left out: fp32 (fp64 with
+    """Dtype of the model's output, the loss of a micro-batch, before it is summed over ranks. If not given: fp32 (fp64 with
     fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
 
     @property

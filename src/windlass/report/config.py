@@ -12,10 +12,10 @@ SinkName = Literal["tensorboard", "wandb", "trackio"]
 
 class ReportConfig(Settings):
     every_steps: Count = Field(default=10, ge=1)
-    """Optimizer steps between two lines of metrics; loss and gradient norm are read from the device on these only."""
+    """Optimizer steps between two lines of metrics. Only on these steps are loss and gradient norm read from the device."""
     sinks: list[SinkName] = []
-    """Where else the metrics go: a process beside the run sends them. tensorboard: event files in the run directory. wandb:
-    Weights & Biases, one run over all resumes; WANDB_MODE=offline needs no account. trackio: its local
-    database, which `trackio show` draws."""
+    """Where else the metrics go; a separate process sends them. tensorboard: event files in the run directory. wandb: Weights &
+    Biases, one run over all resumes; WANDB_MODE=offline needs no account. trackio: its local database, which `trackio show`
+    draws."""
     project: str | None = None
-    """With wandb and trackio: their project. None: windlass."""
+    """Project name in wandb and trackio. None: windlass."""

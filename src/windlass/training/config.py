@@ -13,9 +13,9 @@ from windlass.settings import Count, Settings, Violation
 
 class RunSettings(Settings):
     directory: Path
-    """Directory for everything that the run writes. A run that is started on it again resumes."""
+    """Directory for everything that the run writes. Starting a run on it again resumes the run."""
     steps: Count | None = Field(None, ge=1)
-    """Optimizer steps. Exactly one of steps, tokens, epochs."""
+    """Optimizer steps. Give exactly one of steps, tokens, epochs."""
     tokens: Count | None = Field(None, ge=1)
     """Training length in tokens, rounded up to whole steps."""
     epochs: float | None = Field(None, gt=0)
@@ -23,22 +23,22 @@ class RunSettings(Settings):
     tokens_per_step: Count = Field(ge=1, le=10**9)
     """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
     micro_batch: Annotated[Count, Field(ge=1)] | Literal["auto"] = "auto"
-    """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result. auto: on a GPU as many as
-    pay and fit, counted and then tried before step 0; on a CPU 1 (a pair, in a preference run). A run that goes on on the same
-    layout and devices keeps what it began with."""
+    """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result. auto: on a GPU as many
+    as are worthwhile and fit, counted and then tried before step 0; on a CPU 1 (a pair, in a preference run). A run that
+    resumes on the same layout and devices keeps what it began with."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
-    """Only kernels that give the same bits twice, so that on GPUs too a run that was killed can equal one that was not, bit for
-    bit. On a CPU that is so without it. On a GPU the fastest kernels of attention add in an order that varies: two equal runs
-    agree to rounding (on an H200 in four to five digits of the loss). An operator without such a kernel raises."""
+    """Use deterministic kernels only, so that on a GPU a killed and resumed run matches an uninterrupted one bit for bit. CPU
+    runs are always deterministic. The fastest attention kernels on a GPU add in an order that varies: two equal runs agree only
+    to rounding (on an H200 in four to five digits of the loss). An operator without a deterministic kernel raises."""
     start_from: str | None = None
     """A run or checkpoint directory whose state a *new* run begins with."""
     start_what: Literal["weights", "all"] = "weights"
-    """With start_from. weights: take the model only. all: take optimizer, step and data position too."""
+    """With start_from. weights: take only the model. all: also take optimizer, step and data position."""
     accept_drift: list[str] = []
     """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
-    recipe. The model's own settings never may."""
+    recipe. The model's own settings may never differ."""
 
     @field_validator("directory", mode="before")
     @classmethod

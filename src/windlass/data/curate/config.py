@@ -12,13 +12,13 @@ class DecontaminateConfig(Settings):
     """Texts that must not be learned, such as the questions of a benchmark."""
 
     path: str | list[str]
-    """Local files, directories or globs that hold the texts, read as those of a source are: a line of `.jsonl`, a row of a table,
-    or another file as a whole is one text."""
+    """Local files, directories or globs that hold the texts, read like those of a source: a line of `.jsonl`, a row of a table,
+    or any other file as a whole is one text."""
     text: str | None = None
     """The key or column that holds the text; `text` if not given."""
     n: int = Field(default=13, ge=2, le=1000)
-    """How many words that follow each other are compared, in lower case and without punctuation. A text of fewer words is not
-    looked for; `prepare` prints how many are."""
+    """How many consecutive words are compared, in lower case and without punctuation. A text of fewer words is ignored;
+    `prepare` prints how many there are."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._local(),)
@@ -37,19 +37,19 @@ class DecontaminateConfig(Settings):
 
 
 class FiltersConfig(Settings):
-    """Which documents are left out for what they are. A document that several filters would remove is counted for the first of
-    them, in this order. Shares and lines are those of Gopher (arXiv 2112.11446), C4 (1910.10683) and FineWeb (2406.17557); a
-    line is one that is not blank."""
+    """Which documents are left out because of their content. A document that several filters would remove counts for the first
+    of them, in this order. Shares and lines are those of Gopher (arXiv 2112.11446), C4 (1910.10683) and FineWeb (2406.17557);
+    blank lines do not count."""
 
     min_chars: Count | None = Field(default=None, ge=1)
     """Removes documents of fewer characters."""
     max_chars: Count | None = Field(default=None, ge=1)
     """Removes documents of more characters."""
     min_words: Count | None = Field(default=None, ge=1)
-    """Removes documents of fewer words, which white space separates. Gopher: 50."""
+    """Removes documents of fewer words, separated by white space. Gopher: 50."""
     min_alpha: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Removes documents with a smaller share of letters among the characters that are no white space. Marks, such as vowel signs
-    of Hindi, are no letters."""
+    """Removes documents with a smaller share of letters among the characters other than white space. Marks, such as vowel signs
+    of Hindi, are not letters."""
     max_symbol_share: float | None = Field(default=None, ge=0.0)
     """Removes documents with more `#`, `...` and `…` per word. Gopher: 0.1."""
     max_line_repetition: float | None = Field(default=None, ge=0.0, lt=1.0)
@@ -91,17 +91,17 @@ class FiltersConfig(Settings):
 
 
 class NearDuplicatesConfig(Settings):
-    """Documents nearly the same as an earlier one, by MinHash. Needs the extra `curate`."""
+    """Leave out documents that are nearly the same as an earlier one, by MinHash. Needs the extra `curate`."""
 
     similarity: float = Field(ge=0.1, le=1.0)
-    """The Jaccard similarity of two documents' n-grams, estimated, from which the later one is left out. FineWeb: 0.75; 0.8 is
-    common."""
+    """The estimated Jaccard similarity of two documents' n-grams from which the later document is left out. FineWeb: 0.75; 0.8
+    is common."""
     ngram: int = Field(default=5, ge=1, le=100)
-    """How many words in a row are compared, in lower case and without punctuation; in scripts without spaces, such as Chinese,
-    how many characters. A text of fewer is compared whole."""
+    """How many consecutive words are compared, in lower case and without punctuation; in scripts without spaces, such as
+    Chinese, how many characters. A shorter text is compared whole."""
     num_perm: Literal[64, 128, 256, 512] = 128
-    """Numbers in a document's sketch. The similarity's standard error is 0.5 / sqrt(num_perm) at most; time and memory grow with
-    it."""
+    """Numbers in a document's sketch. The similarity's standard error is at most 0.5 / sqrt(num_perm); time and memory grow
+    with it."""
 
     @property
     def in_words(self) -> str:

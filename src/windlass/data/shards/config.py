@@ -6,14 +6,14 @@ from windlass.settings import Settings
 
 
 class CacheConfig(Settings):
-    """Shards of a preparation at a URL, kept on this host; shared by its ranks and by other jobs."""
+    """Shards of a preparation at a URL, kept on this host and shared by its ranks and by other jobs."""
 
     directory: str = Field(min_length=1)
     """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 2 to 6 bytes per token."""
     limit_mib: int = Field(default=10240, ge=1)
     """Largest size of the directory, in MiB: at least one shuffle window and one more shard."""
     deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
-    """Longest wait for one file of the store, in seconds, all attempts together. After it the run ends with an error."""
+    """Longest wait for one file of the store, in seconds, all attempts together. After that the run ends with an error."""
 
     @field_validator("directory")
     @classmethod

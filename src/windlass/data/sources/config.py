@@ -30,14 +30,14 @@ HELD = {"chat": CONVERSATION, "preference": PAIR}  # what the rows hold that are
 
 
 class BadRowsConfig(Settings):
-    """Rows of a source that are no document: bad JSON, no text or a null, another type or shape, half of a surrogate pair, a
-    special token in a user's words, an empty answer. All are named before anything is encoded."""
+    """Rows of a source that are not documents: bad JSON, no text or a null, another type or shape, half of a surrogate pair, a
+    special token in a user's words, an empty answer. All of them are named before anything is encoded."""
 
     at_most: int | float = 0
-    """Bad rows that are left out: more are refused. A whole number is a count, a decimal between 0 and 1 a share of the source's
-    rows."""
+    """Bad rows that may be left out; with more, `prepare` refuses the source. A whole number is a count, a decimal between 0
+    and 1 a share of the source's rows."""
     report: str | None = None
-    """A local file to list every bad row in, a line of JSON each."""
+    """A local file that lists every bad row, one line of JSON each."""
 
     @field_validator("at_most", mode="before")
     @classmethod
@@ -65,78 +65,80 @@ class SourceConfig(Settings):
     """Where documents come from: exactly one of `path`, `hub` and `builtin`."""
 
     path: str | list[str] | None = None
-    """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
-    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet`, `.arrow`,
-    `.feather`, `.csv` or `.tsv` file is one, an object of a `.json` file (an array, lines, or one object) is one, any other text
-    file is one; what is text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a directory every text file below it is read, sorted. A
-    file at a URL is fetched once, when it is prepared. The query of a URL, such as a signature, is written nowhere: with another
-    one it is the same file while size and ETag stay."""
+    """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs if the store
+    can list), or a list of these. One document is a line of a `.jsonl` or `.ndjson` file, a row of a `.parquet`, `.arrow`,
+    `.feather`, `.csv` or `.tsv` file, an object of a `.json` file (an array, lines, or one object), or any other text file as a
+    whole; text formats may also be `.gz`, `.zst`, `.xz` or `.bz2`. A directory means every text file below it, sorted. A file
+    at a URL is fetched once, during preparation. The query of a URL, such as a signature, is written nowhere; with another
+    query it is the same file as long as size and ETag stay the same."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
-    until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
+    until a file of this name exists, such as _SUCCESS. Give a file its name only when it is complete; until then begin the name
+    with a dot."""
     hub: str | None = None
-    """A dataset of the Hugging Face hub by name (org/name), streamed once, when it is prepared; or a local directory that the
-    library `datasets` knows: what `save_to_disk` wrote, or data files."""
+    """A dataset on the Hugging Face hub by name (org/name), streamed once, during preparation; or a local directory that the
+    library `datasets` knows: the output of `save_to_disk`, or data files."""
     subset: str | None = None
-    """With `hub`: the dataset's configuration, such as wikitext-103-raw-v1; the only one, or `default`, if not given."""
+    """With `hub`: the dataset's configuration, such as wikitext-103-raw-v1. If not given: the only one, or `default`."""
     split: str | None = None
     """With `hub`: the split; train if not given."""
     revision: str | None = None
-    """With a hub name: the branch, tag or full commit to take; main if not given. The commit that it was is kept in
-    prepared.json, and stays until the preparation is deleted or another revision is named."""
+    """With a hub name: the branch, tag or full commit to take; main if not given. prepared.json keeps the commit that it
+    pointed to, until the preparation is deleted or another revision is named."""
     builtin: Literal["python-stdlib"] | None = None
     """`python-stdlib`: the sources of the running Python's own standard library, without its tests."""
     format: Format = "text"
     """What a row is. text: a document. chat: a conversation, as `messages` (a list of role and content) or as `prompt` and
     `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, each answer by its
-    `weight` (0 to 1); `prepare` counts reasoning and calls that the template does not write. preference: two answers to
-    one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
-    begin with; `objective.kind: dpo` trains on them. tokens: ids that `data.tokenizer.from` made before, in local files: a
-    directory of MosaicML's shards (MDS), Megatron-LM's .bin with .idx, or raw .bin."""
+    `weight` (0 to 1); `prepare` counts reasoning and calls that the template does not write. preference: two answers to one
+    prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`; if that is missing, it is the common
+    beginning of both; `objective.kind: dpo` trains on them. tokens: ids that `data.tokenizer.from` made before, in local files:
+    a directory of MosaicML's shards (MDS), Megatron-LM's .bin with .idx, or raw .bin."""
     file_format: Kind | None = None
-    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. json: an array, lines, or one object.
-    csv, tsv, parquet, arrow: columns. text: one document each. Compression goes by the name always. With `format: tokens`: mds,
-    megatron, or bin, which reads a .bin as raw ids although an .idx is beside it."""
+    """With `path`: the format of the files, if their names do not say it. jsonl: JSON lines. json: an array, lines, or one
+    object. csv, tsv, parquet, arrow: columns. text: one document each. The name always determines the compression. With
+    `format: tokens`: mds, megatron, or bin, which reads a .bin as raw ids even if an .idx is beside it."""
     id_type: IdType | None = None
-    """With `format: tokens`: the type of an id where the files do not say it: of a raw .bin, and of a column of bytes in MDS
+    """With `format: tokens`: the type of an id where the files do not record it: in a raw .bin, and in a column of bytes in MDS
     (there int64 if not given, as LLM Foundry writes it)."""
     stored: Stored | None = None
-    """With `format: tokens`: how the files store documents. stream: rows are joined, and EOS ends a document. documents: the end
-    of a row does too. samples: each row is one sample as it is stored, neither joined nor cut. If not given: documents for
-    Megatron-LM's files, whose index has them, else stream."""
+    """With `format: tokens`: how the files store documents. stream: rows are joined, and EOS ends a document. documents: the
+    end of a row ends one too. samples: each row is one sample as it is stored, neither joined nor cut. If not given: documents
+    for Megatron-LM's files, whose index has them, else stream."""
     max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
-    """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
+    """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger row is an error that names it."""
     too_long: TooLong | None = None
-    """With `format: chat` or `preference`: what becomes of a conversation, or of an answer with its prompt, that is longer than a
-    sequence; nothing of an answer is ever cut. refuse, as without it: an error that names the length that holds all. drop: it is
-    left out and counted. cut-prompt, of chat: messages that are no answers lose their middle, the longest most, and keep the
-    template's marks, their begin and their end; a conversation that is still too long is left out; `prepare` counts both."""
+    """With `format: chat` or `preference`: what happens to a conversation, or an answer with its prompt, that is longer than a
+    sequence; an answer is never cut. refuse (if not given): an error names the length that holds all. drop: it is left out and
+    counted. cut-prompt, for chat: messages other than answers lose their middle, the longest most, and keep the template's
+    marks, their beginning and their end; a conversation that is still too long is left out; `prepare` counts both."""
     bad_rows: BadRowsConfig = BadRowsConfig()
-    """What becomes of rows that are no document."""
+    """What happens to rows that are not documents."""
     filters: FiltersConfig | None = None
-    """Documents that are left out for what they are. Of a conversation the words of all messages count, a line break between two.
-    `rows` and `documents` count what is there before, `tokens` what is left."""
+    """Leave out documents because of their content. In a conversation the words of all messages count, with a line break
+    between two. `rows` and `documents` count before filters, `tokens` after them."""
     fill_in_middle: FillInMiddleConfig | None = None
-    """Of some texts the middle is moved behind the end, in training: for code that is completed between two texts."""
+    """Move the middle of some training texts to their end, for models that complete code between two texts."""
     text: str | None = None
-    """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
-    dots a nested one: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
+    """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. Dots
+    name a nested key: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
     rows: (
         Annotated[Annotated[str, Tag("slice")] | Annotated[RowsConfig, Tag("shape")], Discriminator(_slice_or_shape)]
         | None
     ) = None
     """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
-    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or, with `format: chat`, where the conversation
-    is in a row, and with `preference` the prompt: messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
+    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or where the conversation is in a row
+    with `format: chat`, or of the prompt with `preference`: messages, sharegpt, alpaca, prompt-completion, or the row's own
+    names."""
     documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
-    """Tokens to take for training, about: this source's training text ends with the document that reaches them."""
+    """Approximate number of tokens to take for training: this source's training text ends with the document that reaches it."""
     weight: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,
-    sources are read one behind the other."""
+    """Share of this source in the training stream, relative to the weights of the others. Give one to all sources or to none:
+    without weights, sources are read one after the other."""
     name: str | None = Field(default=None, min_length=1)
-    """What messages and `data.stages` call the source; its path or name in the hub if not given."""
+    """The source's name in messages and `data.stages`; its path or name on the hub if not given."""
 
     @field_validator("format", mode="before")
     @classmethod

@@ -25,27 +25,28 @@ SHARED_ROLES = {
 
 class RowsConfig(Settings):
     """Where a conversation is in a row of `format: chat`: in a list of messages (`messages`), or in columns (`prompt` and
-    `completion`). With `format: preference` these hold the prompt alone, and `chosen` and `rejected` the two answers."""
+    `completion`). With `format: preference` these hold only the prompt, and `chosen` and `rejected` the two answers."""
 
     shape: Shape | None = None
-    """A known one, as `rows: alpaca`; here beside `slice`."""
+    """A known shape, as in `rows: alpaca`; use this key to combine it with `slice`."""
     slice: str | None = None
-    """The rows to take, first:end, as `rows: "0:1000"`."""
+    """The rows to take, first:end, as in `rows: "0:1000"`."""
     messages: str | None = None
     """Key of the list of messages."""
     role: str = "role"
     """With `messages`: key of a message's role."""
     content: str = "content"
-    """With `messages`: key of a message's words."""
+    """With `messages`: key of a message's text."""
     roles: dict[str, str] = {}
     """With `messages`: role in the row -> role that the chat template knows, such as human: user. A row with any other role is
     bad. A message whose role becomes `tool_calls` is an answer that calls tools: its content is JSON of a call, or of a list."""
     prompt: str | list[str] | None = None
-    """Key of the question, or several: of these the first holds a text, others may be empty, and a blank line joins them."""
+    """Key of the question, or several keys: the first must hold a text, the others may be empty, and a blank line joins
+    them."""
     completion: str | None = None
     """Key of the answer."""
     system: str | None = None
-    """Key of a text for the system's message; none is written where it is empty, or not there."""
+    """Key of the text of the system message; no system message is written if it is empty or missing."""
     chosen: str | None = None
     """With `format: preference`: key of the preferred answer (a text, a message or messages); `chosen` if not given."""
     rejected: str | None = None
@@ -105,13 +106,13 @@ SHAPES: dict[str, RowsConfig] = {
 
 
 class FillInMiddleConfig(Settings):
-    """Fill in the middle, for code: of some training documents the middle is moved behind the end, so that a model learns to
-    write what belongs between two texts. Which ones, and where they are cut, follows from the text alone."""
+    """Fill in the middle, for code: the middle of some training documents is moved to their end, so that a model learns to
+    write the text between two others. The text alone determines which documents these are, and where they are cut."""
 
     share: float = Field(0.5, gt=0, le=1)
-    """The share of the documents whose middle is moved; the others stay as they are."""
+    """The share of the documents whose middle is moved; the others stay unchanged."""
     suffix_first: float = Field(0.5, ge=0, le=1)
-    """The share of the moved ones that begin with the suffix; the others begin with the prefix."""
+    """The share of the moved documents that begin with the suffix; the others begin with the prefix."""
     marks: list[str] | None = None
     """The tokens before prefix, suffix and middle, in this order; if not given, those of Qwen, StarCoder, SantaCoder
     or DeepSeek that the tokenizer has."""

@@ -18,23 +18,23 @@ RESERVED_NAMES = ("train", "validation", "tokenizer")
 
 
 class OrderConfig(Settings):
-    """The order of the first epoch, and training that begins before all is prepared. Later epochs are shuffled always."""
+    """The order of the first epoch, and training that begins before all data is prepared. Later epochs are always shuffled."""
 
     first_epoch: Literal["shuffled", "written"] = "shuffled"
-    """shuffled: shards are shuffled, so all are prepared first. written: shards in the order they are written, samples permuted
-    inside windows of `shuffle_window` of them. `train` then begins when the other sets and the first window are there; what it
-    reads is what a finished preparation gives under the same setting."""
+    """shuffled: shards are shuffled, so all of them must be prepared first. written: shards come in the order in which they are
+    written, and samples are permuted inside windows of `shuffle_window` shards. `train` then begins when the other sets and the
+    first window exist; it reads the same samples as from a finished preparation under this setting."""
     lanes: int = Field(default=1, ge=1)
-    """With `shuffled`: the number of lanes that the shards of each epoch are dealt into; a global batch takes an equal share from
-    each. With one lane per host, or a multiple of that, each host reads only the shards of its own lanes; with one lane in all,
-    every host reads every shard. Samples are permuted inside windows of each lane, and come once per epoch; of sources that are
-    mixed each lane has an equal part, and epochs of its own."""
+    """With `shuffled`: the number of lanes among which the shards of each epoch are dealt; a global batch takes an equal share
+    from each. With one lane per host, or a multiple of that, each host reads only the shards of its own lanes; with a single
+    lane every host reads every shard. Samples are permuted inside windows of each lane, and come once per epoch. In a mixture
+    each lane has an equal part of each source, with epochs of its own."""
     held_out_of: int | None = Field(default=None, ge=1)
-    """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later ones
-    are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""
+    """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later
+    documents are trained on, except copies of held-out ones. Needed if a source is streamed or still growing."""
     deadline_s: float = Field(default=DEADLINE_S, ge=1.0, le=86400.0)
-    """With `written`: longest silence in seconds of a preparation that is waited for, and of a source that still grows; then the
-    run ends with an error. May change on resume."""
+    """With `written`: the longest silence, in seconds, of a preparation that the run waits for, and of a source that still
+    grows; then the run ends with an error. May change on resume."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._needs_written(), self._needs_shuffled()
@@ -54,13 +54,13 @@ class OrderConfig(Settings):
 
 
 class StageConfig(Settings):
-    """A part of the training stream with shares of its own."""
+    """A part of the training stream with its own shares."""
 
     tokens: Count | None = Field(default=None, ge=1)
-    """Tokens that are trained on in this stage, rounded to whole samples. The last one may leave it out and lasts to the end."""
+    """Tokens to train on in this stage, rounded to whole samples. The last stage may leave it out and lasts to the end."""
     weights: dict[str, float] = Field(min_length=1)
-    """Shares of the sources in this stage, against each other, by a source's `name`, or its path, if it has no name. A source
-    that is not here, or has 0, is not read in this stage."""
+    """Shares of the sources in this stage, relative to each other, by a source's `name`, or its path, if it has no name. A
+    source that is missing here, or has 0, is not read in this stage."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._shares(),)
@@ -126,7 +126,7 @@ def beyond_stages(stages: Sequence[StageConfig], steps: int, tokens_per_step: in
 
 class EvaluateConfig(Settings):
     every_steps: Count = Field(default=100, ge=1)
-    """Evaluate every N optimizer steps, and at step 0 and the end."""
+    """Evaluate every N optimizer steps, at step 0 and at the end."""
     sequences: Count = Field(default=64, ge=1)
     """Sequences scored per set: the first N of the set, the same ones every time (all, if the set has fewer)."""
     sets: dict[str, SourceConfig] = Field(default_factory=dict)
