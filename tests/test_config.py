@@ -122,14 +122,14 @@ def test_a_wrong_value_is_shown_with_its_rule(sections, given, rule):
     [
         (
             {"schedule": "interleaved"},
-            "did you mean `interleaved-1f1b`? what it means: windlass keys parallel.schedule",
+            "did you mean `interleaved-1f1b`? `windlass keys parallel.schedule` explains the key",
         ),
         (
             {"context_kind": "all-gather"},
-            "did you mean `allgather`? what it means: windlass keys parallel.context_kind",
+            "did you mean `allgather`? `windlass keys parallel.context_kind` explains the key",
         ),
-        ({"context_kind": "ring"}, "what it means: windlass keys parallel.context_kind"),
-        ({"tp": "two"}, "what it means: windlass keys parallel.tp"),
+        ({"context_kind": "ring"}, "`windlass keys parallel.context_kind` explains the key"),
+        ({"tp": "two"}, "`windlass keys parallel.tp` explains the key"),
     ],
 )
 def test_a_wrong_name_among_few_has_the_nearest_where_one_is_near(parallel, change):

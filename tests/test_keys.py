@@ -77,7 +77,11 @@ def test_a_field_of_the_model_is_answered_with_its_families():
     [("data", "sources"), ("run", "steps"), ("model", "hidden_size"), ("optim", "groups"), ("data.tokenizer", "from")],
 )
 def test_what_a_message_sends_a_reader_to_is_answered(section, key):
-    path = more_of(f"{section}.{key}" + "[3].x[0]" * (key == "sources")).removeprefix("what it means: windlass keys ")
+    path = (
+        more_of(f"{section}.{key}" + "[3].x[0]" * (key == "sources"))
+        .removeprefix("`windlass keys ")
+        .removesuffix("` explains the key")
+    )
     assert describe(path.removesuffix(".x"))
 
 

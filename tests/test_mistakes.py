@@ -41,7 +41,7 @@ def test_all_mistakes_are_listed_at_once_in_the_recipes_order():
     ]
     first, *lines = str(error).splitlines()
     assert first == "9 mistakes" and len(lines) == 9
-    complaint = "run.micro_batch must be a whole number or 'auto'; what it means: windlass keys run.micro_batch"
+    complaint = "run.micro_batch must be a whole number or 'auto'; `windlass keys run.micro_batch` explains the key"
     assert lines[1] == f"  run.micro_batch='two': {complaint}"
     assert lines[4].startswith("  data.sources[0].path=5: data.sources[0].path must be text or a list; ")
 

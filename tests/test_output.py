@@ -184,7 +184,7 @@ def test_what_is_in_the_place_of_a_log_is_named(tmp_path, rank, place, why):
         raise AssertionError("not reached")
     assert caught.value.given == f"the log {tmp_path}/logs/rank-{rank}.log cannot be opened: {why}"
     assert caught.value.rule == "every rank has a file logs/rank-N.log in the run directory"
-    assert caught.value.change == "remove what is in its place, or mend the permissions of the run directory"
+    assert caught.value.change == "remove the file that is in the way, or fix the permissions of the run directory"
 
 
 def test_what_packages_log_while_they_are_imported_is_not_shown_and_what_comes_later_is(caplog):

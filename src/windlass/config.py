@@ -155,13 +155,13 @@ class RunConfig(Settings):
         if self.model.from_ is None:
             yield UserError(
                 f"adapter.kind={self.adapter.kind} without model.from",
-                "an adapter is trained beside a model that has learned something, and its checkpoints name the files of that",
-                "give the model in model.from: a hub name or a directory (windlass export makes one of a run)",
+                "an adapter is trained beside a pretrained model, and its checkpoints name that model's files",
+                "give the model in model.from: a hub name or a directory (windlass export writes one from a run)",
             )
         if self.optim.kind == "muon":
             yield UserError(
                 f"optim.kind=muon with adapter.kind={self.adapter.kind}",
-                "Muon makes the update of a whole matrix orthogonal, and an adapter's factors are two thin parts of one",
+                "Muon orthogonalises the update of a whole matrix, and an adapter trains two thin factors of it",
                 "use optim.kind=adamw",
             )
 

@@ -223,7 +223,8 @@ def _as_user_errors(violation: Violation, location: Location, given: Any) -> Ite
 
 def more_of(path: str) -> str:
     """Which command explains a key, to a reader without the docs."""
-    return "what it means: windlass keys " + re.sub(r"\[\d+\]", "", path)
+    key = re.sub(r"\[\d+\]", "", path)
+    return f"`windlass keys {key}` explains the key"
 
 
 def path_of(location: Location) -> str:

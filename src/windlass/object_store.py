@@ -64,7 +64,7 @@ class Store:
             package = f"install it: pip install 'windlass-lm[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
             raise UserError(f"{self.url}: the package for {protocol}:// is not installed", rule, package) from None
         except (ValueError, OSError) as error:
-            raise UserError(f"{self.url}: {error}", rule, "mend the URL") from None
+            raise UserError(f"{self.url}: {error}", rule, "fix the URL") from None
         self._fs, self._root = found[0], found[1].rstrip("/")
         self.is_read_only = protocol in ("http", "https")
 

@@ -130,7 +130,7 @@ def _open_log(file: Path) -> int:
         raise UserError(
             f"the log {file} cannot be opened: {error.strerror}",
             "every rank has a file logs/rank-N.log in the run directory",
-            "remove what is in its place, or mend the permissions of the run directory",
+            "remove the file that is in the way, or fix the permissions of the run directory",
         ) from None
 
 

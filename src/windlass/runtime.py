@@ -222,7 +222,7 @@ def start_runtime() -> Runtime:
         raise UserError(
             f"train() is called after a run of these ranks has failed with {_LEFT[0]}",
             "a rank may still be in a collective of that run, which no other run may join",
-            "start the ranks again: the run goes on from its last checkpoint",
+            "start the ranks again: the run resumes from its last checkpoint",
         )
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())

@@ -69,8 +69,8 @@ def test_mfu_is_of_all_ranks(tmp_path):
         ([], SETTINGS, "holds no start with its facts"),
         ([start(facts=None), step(9, 1.0)], SETTINGS, "this version started or resumed"),
         ([start(), step(1, 9.0, warm_up=True)], SETTINGS, "no step of the run"),
-        ([start(), step(9, 1.0)], None, "is not there or no recipe"),
-        ([start(), step(9, 1.0)], {"run": {}}, "is not there or no recipe"),
+        ([start(), step(9, 1.0)], None, "is missing or is not a recipe"),
+        ([start(), step(9, 1.0)], {"run": {}}, "is missing or is not a recipe"),
     ],
 )
 def test_what_cannot_be_advised_on_is_refused(tmp_path, events, settings, words):

@@ -48,7 +48,7 @@ def flip(path, bit):
 
 
 def flip_bits(directory, count, seed):
-    """Flips and mends `count` random single bits, a quarter of them in the largest file -> those not found or
+    """Flips and fixes `count` random single bits, a quarter of them in the largest file -> those not found or
     misnamed.
     """
     draw, missed = random.Random(seed), []

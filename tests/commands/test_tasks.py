@@ -111,7 +111,7 @@ def test_tasks_run_from_local_files(run, scorer, tmp_path, monkeypatch):
     assert [line for line in lines if line.startswith("text: ")] == [f"text: bits_per_byte {bits:.4f}"]
     assert [line.split(":")[0] for line in run_tasks(run, tmp_path / "text.yaml", limit=1)] == ["text"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="no task is there"):
+    with pytest.raises(UserError, match="it holds no task"):
         run_tasks(run, tmp_path / "empty")
 
 

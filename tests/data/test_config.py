@@ -51,7 +51,7 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
         (
             DataConfig,
             {**GOOD, "validation": {"bytes": 9}, "order": {"first_epoch": "written", "held_out_of": 5}},
-            "has no effect with an amount in `validation`, but with a share",
+            "has no effect with an amount in `validation`, only with a share",
         ),
     ],
 )

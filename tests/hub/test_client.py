@@ -186,7 +186,7 @@ def test_an_index_names_safetensors_of_its_own_directory_alone(hub, tmp_path, na
     assert f"{NAME}: model.safetensors.index.json of" in error.given and f"names {name!r}" in error.given
     assert not hub.served("a.safetensors"), "nothing large is fetched by such an index"
     (tmp_path / "index.json").write_text(index)
-    assert f"names {name!r}" in refused(room.indexed_files, tmp_path / "index.json", "here", "mend").given
+    assert f"names {name!r}" in refused(room.indexed_files, tmp_path / "index.json", "here", "fix").given
     (tmp_path / "index.json").write_text('{"weight_map": {"y": "sub/b.safetensors", "x": "a.safetensors"}}')
     assert room.indexed_files(tmp_path / "index.json", "", "") == ["a.safetensors", "sub/b.safetensors"]
 
@@ -194,7 +194,7 @@ def test_an_index_names_safetensors_of_its_own_directory_alone(hub, tmp_path, na
 def test_a_huge_index_is_refused_before_it_is_read(tmp_path):
     (tmp_path / "index.json").touch()
     os.truncate(tmp_path / "index.json", room.INDEX_BYTES + 1)  # sparse: it takes no space
-    error = refused(room.indexed_files, tmp_path / "index.json", "here", "mend")
+    error = refused(room.indexed_files, tmp_path / "index.json", "here", "fix")
     assert (error.given, error.rule) == ("here has 256.0 MiB", "an index has at most 256.0 MiB")
 
 

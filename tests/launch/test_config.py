@@ -81,7 +81,7 @@ def test_how_a_text_is_written_is_said_and_the_command_that_explains_the_key_wor
         load_recipe(write_recipe(tmp_path), f"launch.{given}")
     key = given.partition("=")[0]
     assert says in caught.value.rule and "pattern" not in str(caught.value)
-    assert caught.value.change == f"what it means: windlass keys launch.{key}"
+    assert caught.value.change == f"`windlass keys launch.{key}` explains the key"
 
 
 def write_recipe(folder):

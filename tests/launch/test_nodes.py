@@ -21,8 +21,16 @@ def test_numbers_of_hosts(text, found):
 @pytest.mark.parametrize(
     ("text", "rule", "change"),
     [
-        ("1:2", "MIN is more than half of MAX: hosts that lose each other could train on as two runs", "--nodes 2:2"),
-        ("2:4", "MIN is more than half of MAX: hosts that lose each other could train on as two runs", "--nodes 3:4"),
+        (
+            "1:2",
+            "MIN must be more than half of MAX, or hosts that lose each other could train on as two runs",
+            "--nodes 2:2",
+        ),
+        (
+            "2:4",
+            "MIN must be more than half of MAX, or hosts that lose each other could train on as two runs",
+            "--nodes 3:4",
+        ),
         ("3:2", "MIN is not more than MAX", "--nodes 2:3"),
         *(
             (wrong, "a number of hosts from 1, or two: MIN:MAX", "--nodes 3:4")

@@ -120,7 +120,7 @@ def test_a_port_that_another_program_has_is_named_and_nothing_of_torch_is_printe
         with pytest.raises(UserError) as caught:
             MeetingPlace(2, 2, endpoint, {})
         server.shutdown()
-    assert caught.value.given == f"--endpoint {endpoint}: what answers there is no store of windlass"
+    assert caught.value.given == f"--endpoint {endpoint}: the program that answers there is not a store of windlass"
     assert f"ss -ltnp sport = :{server.server_address[1]}" in caught.value.change
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("nobody answers") == 1

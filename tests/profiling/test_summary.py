@@ -147,7 +147,7 @@ def test_what_is_no_whole_profile_is_refused_by_name(tmp_path, file):
         (tmp_path / file).unlink()
         if damaged is not None:
             (tmp_path / file).write_bytes(damaged)
-        with pytest.raises(UserError, match="holds no whole profile") as refused:
+        with pytest.raises(UserError, match="holds no complete profile") as refused:
             summarize(tmp_path)
         assert "ask again" in refused.value.change
         (tmp_path / file).write_bytes(whole)

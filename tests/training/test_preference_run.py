@@ -345,7 +345,7 @@ def test_evaluate_says_what_the_run_says(place, full, name):
 def test_a_model_that_no_run_made_has_no_reference(place, full):
     exported = export(full, place / "exported").directory
     (place / "recipe.yaml").write_text(to_yaml(recipe(place, "full")))
-    with pytest.raises(UserError, match="only checkpoints know it"):
+    with pytest.raises(UserError, match="only checkpoints record it"):
         evaluate(exported, recipe=str(place / "recipe.yaml"))
 
 

@@ -162,7 +162,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(ranks, tmp_path, w
     before = events.read_bytes()
     for said in ranks.run(world, tiny.refusal, config):
         assert f"{config.run.directory} has saved step 6, by its events.jsonl, and " in said
-        assert "is the storage mounted" in said and "another run.directory" in said
+        assert "is their storage mounted" in said and "another run.directory" in said
     assert events.read_bytes() == before and not (config.run.directory / "checkpoints").exists()
 
 

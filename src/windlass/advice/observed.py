@@ -65,15 +65,15 @@ def observe(run_directory: Path) -> Observed:
     if facts is None:
         raise UserError(
             f"{run_directory / 'events.jsonl'} holds no start with its facts",
-            "advice is on a run that this version started or resumed",
+            "advise needs a run that this version started or resumed",
             "resume the run for a few steps, then ask again",
         )
     windows = _steady(session)
     if not windows:
         raise UserError(
-            f"no step of the run in {run_directory} is behind its warm-up",
-            "the first three steps of a start compile and allocate, and say nothing of the others",
-            "ask after some more logged steps (report.every_steps)",
+            f"the run in {run_directory} has no step after its warm-up",
+            "the first three steps of a start compile and allocate, and say nothing about later steps",
+            "try again after some more logged steps (report.every_steps)",
         )
     return _observed(run_directory, session, windows, facts)
 
@@ -124,7 +124,7 @@ def _settings(run_directory: Path) -> Mapping[str, Any]:
         if isinstance(found, dict) and {"run", "data", "parallel", "report"} <= found.keys():
             return found
     raise UserError(
-        f"{path} is not there or no recipe",
+        f"{path} is missing or is not a recipe",
         "a run writes its settings there before its first step",
         "name the directory that the recipe calls run.directory, or resume the run, which writes the file again",
     )

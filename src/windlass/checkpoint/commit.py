@@ -141,7 +141,7 @@ def named_errors(directory: Path, need: int, what: str = "a checkpoint") -> Iter
         raise UserError(
             f"cannot write to {error.filename or directory}: {error.strerror}",
             "the run directory must be on storage that takes writes; the last committed checkpoint stays",
-            "mend the storage or its permissions, then start the same command again",
+            "fix the storage or its permissions, then start the same command again",
         ) from error
 
 

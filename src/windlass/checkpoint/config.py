@@ -33,7 +33,7 @@ class CheckpointConfig(Settings):
     def _place(self) -> Iterator[UserError]:
         if self.remote is not None and "://" not in self.remote:
             yield UserError(
-                f"checkpoint.remote={self.remote} is no URL",
-                "copies of checkpoints are where a URL leads that fsspec writes",
+                f"checkpoint.remote={self.remote} is not a URL",
+                "checkpoints are copied to a URL that fsspec can write to",
                 "give s3://bucket/run, gs://bucket/run or file:///directory",
             )

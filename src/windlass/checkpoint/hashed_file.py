@@ -146,7 +146,7 @@ class PieceReader:
             raise UserError(
                 f"{path} cannot be opened on {platform.node()}: {error.strerror}",
                 "every rank must see and be allowed to read the checkpoint's files",
-                "put the run directory on storage that all hosts share, or mend the permissions",
+                "put the run directory on storage that all hosts share, or fix the permissions",
             ) from error
 
     def __enter__(self) -> Self:

@@ -69,7 +69,7 @@ def prune(
         raise UserError(
             f"{checkpoints}: old checkpoints cannot be deleted: {'; '.join(failures)}",
             "deleting a checkpoint renames it first, so this user must be allowed to write to its directory and to the one above",
-            "mend the permissions, or delete these checkpoints by hand; newer checkpoints are not touched",
+            "fix the permissions, or delete these checkpoints by hand; newer checkpoints are not touched",
         )
     return gone
 

@@ -185,7 +185,7 @@ def fetch_newest(store: Store, run_directory: Path, log: Callable[[str], None]) 
         raise BadCheckpoint(
             f"{store.url} holds {len(newer)} checkpoints, and none of them is whole",
             "a run that has checkpoints goes on from one of them, or not at all",
-            "give another checkpoint.remote to begin anew; what is there stays as it is",
+            "to start over, give another checkpoint.remote; the present copies stay",
         )
     return None
 
@@ -199,8 +199,8 @@ def _check_run(store: Store, run_directory: Path) -> None:
     if ours != theirs:
         raise UserError(
             f"checkpoint.remote={store.url} holds another run than run.directory={run_directory}",
-            "checkpoints of two runs in one place would replace each other",
-            "give each run a place of its own; to go on with the run of the store, choose a run.directory that is empty",
+            "checkpoints of two runs in one store directory would replace each other",
+            "give each run its own checkpoint.remote; to resume the run in the store, choose an empty run.directory",
         )
 
 

@@ -54,8 +54,8 @@ def _offer(directory: Path, log: Callable[[str], None]) -> _Offer:
     if unreadable := [problem for problem in problems if problem.what == "unreadable"]:
         raise UserError(  # no BadCheckpoint: it may well be whole, and must not be renamed
             f"{directory}: {unreadable[0]}",
-            "a checkpoint is judged when all of it can be read",
-            "mend the permissions or the storage",
+            "windlass judges a checkpoint only if it can read all of it",
+            "fix the permissions or the storage",
         )
     if problems:
         raise complaint(directory, problems)
@@ -88,7 +88,7 @@ def _compare(tensors: dict[str, torch.Tensor], saved: Mapping[str, SavedTensor],
         if what == "all" and DTYPES[saved[name].dtype] != tensor.dtype:
             raise UserError(
                 f"{name} is {DTYPES[saved[name].dtype]} in {where} and {tensor.dtype} in this run",
-                "to go on exactly, dtypes must be equal",
+                "to resume exactly, dtypes must be equal",
                 "set the precision as it was, or start from the weights only (run.start_what: weights)",
             )
 
@@ -97,8 +97,8 @@ def _refuse_unexpected(names: list[str], saved: Mapping[str, SavedTensor], where
     unexpected = sorted(name for name in set(saved) - set(names) if not name.startswith(BEGUN_ANEW))
     if unexpected:
         raise UserError(
-            f"{where} also holds {list_names(unexpected)}, which this run has not",
-            "to go on exactly, every tensor of the checkpoint must have its place",
+            f"{where} also holds {list_names(unexpected)}, which this run does not have",
+            "to resume exactly, a run must use every tensor of the checkpoint",
             "set model and optimizer as they were, or start from the weights only (run.start_what: weights)",
         )
 

@@ -153,7 +153,7 @@ def _unreadable(error: OSError) -> UserError:
     return UserError(
         f"{error.filename} cannot be read: {error.strerror}",
         "the user who loads a checkpoint must be allowed to list and read all of it",
-        "mend the permissions or the storage",
+        "fix the permissions or the storage",
     )
 
 

@@ -152,7 +152,7 @@ def train(
         if smoke and (quiet or json_lines):
             raise UserError(
                 f"--smoke with {'--quiet' if quiet else '--json'}",
-                "a rehearsal is there for what it prints, and ends with its own figures",
+                "a rehearsal exists for its output, and ends with its own figures",
                 "leave one of them out",
             )
         if smoke and not local.is_worker():

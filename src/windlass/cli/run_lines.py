@@ -18,7 +18,7 @@ def printing(is_quiet: bool, is_json: bool) -> Iterator[Callable[[Event], None] 
     """Inside, stdout is silent (`is_quiet`), or what would be printed goes to stderr (`is_json`). Yields what is called with
     every line of events.jsonl: it prints incidents to stderr, or the line to stdout. Raises UserError for both at once."""
     if is_quiet and is_json:
-        raise UserError("--quiet and --json", "--quiet prints problems alone, --json every event", "give one of them")
+        raise UserError("--quiet and --json", "--quiet prints only problems, --json every event", "give one of them")
     if not (is_quiet or is_json):
         yield None
         return

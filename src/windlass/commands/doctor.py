@@ -119,7 +119,7 @@ def check_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> It
             "directory-closed",
             f"run.directory={config.run.directory}: {error.strerror}",
             "a run writes its checkpoints there",
-            "choose another run.directory, or mend the permissions of this one",
+            "choose another run.directory, or fix the permissions of this one",
         )
     yield from check_places(config)
 

@@ -106,7 +106,7 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
     if saved.step is None:
         raise UserError(
             f"{saved.directory} and pairs of objective.loss={config.objective.preference_loss}",
-            "a pair is scored beside the model that a run began with, and only checkpoints know it",
+            "a pair is scored against the model that a run began with, and only checkpoints record it",
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
     return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)

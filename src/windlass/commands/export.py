@@ -73,7 +73,11 @@ def export(
     if push is not None:
         check_push(push)
     elif private:
-        raise UserError("--private without --push", "a directory here has no readers", "leave it out, or add --push")
+        raise UserError(
+            "--private without --push",
+            "--private sets who may read a repository on the hub",
+            "leave it out, or add --push",
+        )
     _check_target(path, target, dtype)
     saved = open_saved(path, step, base=base)
     check_merge(saved, dtype, merge)
@@ -112,7 +116,7 @@ def _check_target(path: Path, target: Path | None, dtype: str) -> None:
     if target is None and path.exists() and not (path / "checkpoints").is_dir():
         raise UserError(
             f"{path} is no run directory, and no target is given",
-            "only a run has a place for its export: its own export/",
+            "only a run has a default target: its own export/",
             "name the target: windlass export PATH TARGET",
         )
 
@@ -150,8 +154,8 @@ def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
         )
     if saved.adapter is not None and saved.step is None and not merge:
         raise UserError(
-            f"{saved.directory} is an adapter as PEFT writes it",
-            "that is what an export of an adapter is",
+            f"{saved.directory} is already an adapter in PEFT's format",
+            "an exported adapter has this format",
             "use it as it is, or export the whole model with --merge",
         )
     if saved.adapter is not None and not merge and dtype != "fp32":

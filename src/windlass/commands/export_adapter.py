@@ -110,7 +110,7 @@ def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:
     except ImportError:
         raise UserError(
             "an adapter is exported, and peft is not installed",
-            "an export is loaded back and compared before it is there, an adapter by PEFT",
+            "an export is loaded back and compared before it is finished; PEFT loads an adapter",
             "pip install peft, or export the merged model with --merge",
         ) from None
     plain = {"experts_implementation": "eager"} if architecture.sparse_layers else {}

@@ -56,7 +56,7 @@ class Sampling:
             )
         if not 0 < self.top_p <= 1:
             raise UserError(
-                f"--top-p {self.top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual"
+                f"--top-p {self.top_p}", "top-p is a probability above 0", "use 1 to cut nothing; 0.95 is usual"
             )
 
 

@@ -31,7 +31,7 @@ def profile(
     """Lines to print. `rank`: None for the lowest on this host; `say` gets what is under way. Raises UserError where no such
     rank trains here, where another profile is under way, and where the run ends before."""
     if not 1 <= steps <= MAX_STEPS:
-        raise UserError(f"--steps {steps}", f"a profile is of 1 to {MAX_STEPS} steps", "try --steps 5")
+        raise UserError(f"--steps {steps}", f"a profile covers 1 to {MAX_STEPS} steps", "try --steps 5")
     beat = _rank_here(run_directory, rank)
     before = _profiles(run_directory, beat.rank)
     directory = _ask(run_directory, beat, steps, before, say, wait)
@@ -47,7 +47,7 @@ def _rank_here(run_directory: Path, rank: int | None) -> LastBeat:
     if not beats:
         raise UserError(
             f"no rank of a run in {run_directory} runs on this host",
-            "a profile is of a run that trains, asked for on a host that it runs on",
+            "windlass profiles a running job, from a host that runs its ranks",
             "see `windlass status RUN`; of a run on several hosts, ask on one of them",
         )
     found = [beat for beat in beats if rank in (None, beat.rank)]

@@ -25,5 +25,5 @@ def report(runs: Sequence[Path], output: Path | None) -> Path:
 def follow(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
     """Serves the page until a signal comes. Raises UserError."""
     if output is not None:
-        raise UserError("--output with --serve", "a page that is served is not written", "leave one of the two out")
+        raise UserError("--output with --serve", "--serve writes no file", "leave one of the two out")
     serve(runs, port, say)

@@ -80,7 +80,7 @@ def config_with(trainer_state: Mapping[str, Any], settings: Mapping[str, Any]) -
     if others := [key for key in settings if key != "parallel"]:
         raise UserError(
             f"settings of {', '.join(others)}",
-            "a reshard moves bytes between the files of ranks; what they are stays",
+            "a reshard moves bytes between the files of ranks and changes nothing else",
             "give settings of parallel only: parallel.tp=2 parallel.shard=4",
         )
     given, length = settings.get("parallel", {}), trainer_state["config"]["data"]["sequence_length"]
@@ -181,6 +181,6 @@ def _held(target: Path) -> Any:
     except OSError as error:
         raise UserError(
             f"{target} cannot be written to: {error.strerror}",
-            "the target is a run directory that no process uses, and it is made where it is not there",
+            "the target is a run directory that no process uses, and it is created if it does not exist",
             "choose another TARGET, or stop the run that uses it",
         ) from error

@@ -15,7 +15,7 @@ def stacks(run_directory: Path, in_json: bool = False) -> Iterator[str]:
     if not places:
         raise UserError(
             f"no rank of a run in {run_directory} runs on this host",
-            "ranks of a run that trains write where they are into the memory of their own host",
+            "the ranks of a running job record where they are in the memory of their own host",
             "see `windlass status RUN`; of a run on several hosts, ask on each",
         )
     for place in places:

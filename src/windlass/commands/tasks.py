@@ -128,7 +128,7 @@ def run_tasks(
     names = [name for name in manager.all_subtasks if tasks.is_dir() or _file_of(manager, name) == tasks.resolve()]
     if not names:
         raise UserError(
-            f"--tasks {tasks}: no task is there",
+            f"--tasks {tasks}: it holds no task",
             "a task is a YAML file with `task: NAME`, as the harness reads it",
             "give such a file, or the directory that holds it",
         )

@@ -143,8 +143,8 @@ class DataConfig(Settings):
         num_pairs = [source.format for source in named].count("preference")
         if 0 < num_pairs < len(named):
             yield ValueError(
-                f"{num_pairs} of {len(named)} sources (validation among them) have `format: preference`; a sample of pairs has "
-                "another form than one of text or chat, so all have it or none"
+                f"{num_pairs} of {len(named)} sources (validation among them) have `format: preference`; a sample of pairs "
+                f"differs from a sample of text or chat, so either all sources have this format or none has"
             )
         if num_pairs and (self.packing != "concatenate" or self.isolate):
             setting = "isolate: true" if self.isolate else f"packing: {self.packing}"
@@ -163,7 +163,7 @@ class DataConfig(Settings):
             given = "an amount in `validation`" if isinstance(self.validation, HeldOutConfig) else "`validation: none`"
             given = "a `validation` of its own" if isinstance(self.validation, SourceConfig) else given
             yield ValueError(
-                f"`order.held_out_of: {self.order.held_out_of}` has no effect with {given}, but with a share: leave it out"
+                f"`order.held_out_of: {self.order.held_out_of}` has no effect with {given}, only with a share: leave it out"
             )
         wants_tokens = isinstance(self.validation, HeldOutConfig) and self.validation.tokens is not None
         if wants_tokens and self.tokenizer.train is not None:
@@ -176,8 +176,8 @@ class DataConfig(Settings):
         growing = [source.label for source in self.sources if source.grows_until is not None]
         if growing and self.order.first_epoch != "written":
             yield ValueError(
-                f"`grows_until` of {growing[0]} has no effect on `order.first_epoch: shuffled`, for which a source is whole: set "
-                "written, or leave it out and prepare when the source is whole"
+                f"`grows_until` of {growing[0]} has no effect with `order.first_epoch: shuffled`, which needs a complete "
+                f"source: set written, or leave it out and prepare when the source is complete"
             )
 
     def _weights(self) -> Iterator[ValueError]:
@@ -189,7 +189,7 @@ class DataConfig(Settings):
         if isinstance(self.validation, SourceConfig):
             given_keys = {"weight": self.validation.weight, "fill_in_middle": self.validation.fill_in_middle}
             for key in (key for key, value in given_keys.items() if value is not None):
-                yield ValueError(f"`validation.{key}` has no effect: it is for what is trained on; leave it out")
+                yield ValueError(f"`validation.{key}` has no effect: it is for training sources; leave it out")
 
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:
@@ -270,7 +270,7 @@ class DataConfig(Settings):
         if epochs is not None and self.mixture:
             yield UserError(
                 f"run.epochs={epochs:g} with {len(self.sources)} sources in data.sources that are mixed",
-                "sources of a mixture come round each in its own time, so that the whole has no epochs",
+                "each source of a mixture repeats in its own time, so the mixture has no epochs",
                 "set run.tokens or run.steps; the epochs of each source are printed before the first step",
             )
 
@@ -282,7 +282,7 @@ class DataConfig(Settings):
         if pairs:
             raise UserError(
                 f"objective.kind=pretrain with `format: preference` of {', '.join(pairs)}",
-                "pretrain learns or scores one text at a time, and of a pair one answer is to be preferred to the other",
+                "pretrain learns or scores one text at a time, and a pair has a preferred and a rejected answer",
                 "set objective.kind=dpo; or give texts or conversations (format: chat, with the chosen answers)",
             )
 

@@ -67,6 +67,6 @@ class TokenizerConfig(Settings):
         if self.trust_remote_code not in (None, self.from_):
             yield UserError(
                 f"data.tokenizer.trust_remote_code: {self.trust_remote_code} with data.tokenizer.from: {self.from_}",
-                "code is trusted by name: the setting holds the very name that it comes from",
+                "code is trusted by name: the setting repeats the name that the code comes from",
                 "repeat the name of `from` where you have read its code, or remove the setting",
             )

@@ -184,7 +184,7 @@ def _check_health(gpu: Gpu) -> Iterator[Diagnosis]:
 
 def check_log(faults: Sequence[DriverFault]) -> Iterator[Diagnosis]:
     """The hardware's faults since boot, one per GPU and number; those of programs are no fault of the machine, and what a switch
-    calls non-fatal it has mended itself."""
+    calls non-fatal it has fixed itself."""
     of_machine = {
         (fault.kind, fault.pci, fault.number): fault
         for fault in faults

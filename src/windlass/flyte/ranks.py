@@ -1,4 +1,4 @@
-"""Flyte's Elastic: ranks under torchelastic in a pod, or in several. A failure that no retry mends is not retried.
+"""Flyte's Elastic: ranks under torchelastic in a pod, or in several. A failure that no retry fixes is not retried.
 
 Flyte's own task raises RuntimeError for whatever a rank failed with, which Flyte retries. A rank of ours exits with a code of
 windlass.errors, and the code decides. Source: flyteplugins-pytorch 2.12, whose `TorchFunctionTask.execute` this extends.
@@ -45,7 +45,7 @@ class ElasticRanksTask(TorchFunctionTask):
 
 
 def refusal(failed: ChildFailedError) -> str | None:
-    """What the user has to mend, where a rank exited for that; else None."""
+    """What the user has to fix, where a rank exited for that; else None."""
     for rank, failure in sorted(failed.failures.items()):
         if failure.exitcode in FINAL:
             return f"rank {rank} exited with {failure.exitcode}: {failure.message}"

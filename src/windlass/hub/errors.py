@@ -51,11 +51,11 @@ def refused(
     match error:
         case errors.GatedRepoError():
             sent = "the token that was sent has no access" if has_token else "no token was sent"
-            mend = "with the token's account" if has_token else "then set HF_TOKEN, or run `hf auth login`"
+            remedy = "with the token's account" if has_token else "then set HF_TOKEN, or run `hf auth login`"
             return UserError(
                 f"{name} is gated, and {sent} ({error.response.status_code})",
                 "the owner of a gated repository admits accounts, and the hub knows an account by its token",
-                f"ask for access on {page}, {mend}",
+                f"ask for access on {page}, {remedy}",
             )
         case errors.RepositoryNotFoundError():
             hidden = "; a private one is not shown to this token" if has_token else "; a private one needs a token"
@@ -78,7 +78,7 @@ def refused(
                 "set HF_TOKEN to a valid token, or run `hf auth login`",
             )
         case errors.HFValidationError():
-            return UserError(f"{name} is no hub name: {error}", "a hub name is `org/name`", "mend the name")
+            return UserError(f"{name} is not a hub name: {error}", "a hub name is `org/name`", "fix the name")
         case _ if is_outage(error):
             return unreachable(error, name, revision, file, cache)
         case OSError() if error.errno is not None and not isinstance(error, errors.HfHubHTTPError):
@@ -87,7 +87,7 @@ def refused(
     return UserError(
         f"{name}: {constants.ENDPOINT} does not answer as a hub does: {said[0]}",
         "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
-        "try again; look at HF_ENDPOINT and at the proxy; or give a local directory",
+        "try again; check HF_ENDPOINT and the proxy; or give a local directory",
     )
 
 
@@ -103,8 +103,9 @@ def not_pushed(error: BaseException, name: str, directory: Path) -> UserError:
     if status in (401, 403, 404):
         return UserError(
             f"{name}: the hub does not let this token write ({status}): {said}",
-            "a token of the kind `write`, or a fine-grained one for that repository, of an account that may write there",
-            f"mend the token (HF_TOKEN, or `hf auth login`) or the name; {again}",
+            "a push needs a token of the kind `write`, or a fine-grained one for that repository, from an account that may "
+            "write there",
+            f"fix the token (HF_TOKEN, or `hf auth login`) or the name; {again}",
         )
     if status == 409:
         return UserError(
@@ -122,7 +123,7 @@ def not_pushed(error: BaseException, name: str, directory: Path) -> UserError:
         return UserError(
             f"{name} was not pushed: {error.filename or directory}: {error.strerror}",
             "every file of the export is read while it is uploaded",
-            "mend the disk or the permissions, and export again",
+            "fix the disk or the permissions, and export again",
         )
     what = (
         f"({status}): {said}" if status is not None else (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -132,13 +133,13 @@ def not_pushed(error: BaseException, name: str, directory: Path) -> UserError:
 
 def _unwritable(error: OSError, name: str, file: str | None, cache: str | None) -> UserError:
     setting = "HF_HOME" if cache is None else "hub.cache"
-    mend = f"set {setting} to a directory of this user"
+    remedy = f"set {setting} to a directory of this user"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        mend = f"make room there (`hf cache prune`), or set {setting} to a larger disk; whole files stay"
+        remedy = f"make room there (`hf cache prune`), or set {setting} to a larger disk; whole files stay"
     return UserError(
         f"{name}: {file or 'its files'}: {error.strerror}: {error.filename or cache_directory(cache)}",
         f"the files of a hub name are kept in this host's cache, {cache_directory(cache)}",
-        mend,
+        remedy,
     )
 
 
@@ -155,7 +156,7 @@ def unreachable(
     if isinstance(error, OfflineModeIsEnabled):
         return UserError(
             f"{what} is not in the cache {cache_directory(cache)}, and HF_HUB_OFFLINE is set",
-            "offline, only what was fetched before can be read",
+            "offline, windlass reads only what was fetched before",
             f"{near}run `windlass prepare RECIPE` where there is a network and with the same cache (`hub.cache` of the recipe, "
             "or HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
         )

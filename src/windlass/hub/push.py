@@ -30,7 +30,7 @@ def check_push(name: str) -> None:
     if get_token() is None:
         raise UserError(
             f"--push {name} without a token",
-            "the hub lets an account write, and knows it by its token",
+            "the hub identifies an account that may write by its token",
             "set HF_TOKEN to a token that may write, or run `hf auth login`",
         )
 
@@ -48,7 +48,7 @@ def push(directory: Path, name: str, message: str, *, private: bool = False) -> 
         if private and not hub.model_info(name).private:
             raise UserError(
                 f"--private with {name}, which is public",
-                "what is pushed there, everybody can read",
+                "everybody can read what is pushed there",
                 "make it private on its page, or push to another name",
             )
         done = hub.upload_folder(repo_id=name, folder_path=directory, commit_message=message, delete_patterns=REPLACED)

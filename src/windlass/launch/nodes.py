@@ -54,7 +54,7 @@ def nodes_of(text: str) -> Nodes:
     if 2 * nodes.least <= nodes.most:
         raise UserError(
             f"--nodes {text}",
-            "MIN is more than half of MAX: hosts that lose each other could train on as two runs otherwise",
+            "MIN must be more than half of MAX, or hosts that lose each other could train on as two runs",
             f"use --nodes {nodes.most // 2 + 1}:{nodes.most}",
         )
     return nodes

@@ -81,7 +81,7 @@ class MeetingPlace:
             there = ", ".join(f"{key} {first.get(key)}" for key in other)
             raise UserError(
                 f"{here} on {socket.gethostname()}, {there} on {host}",
-                "the hosts of a run start it alike",
+                "all hosts of a run start it in the same way",
                 "give every host the same command and the same environment",
             )
 
@@ -247,7 +247,7 @@ def _is_taken(endpoint: str) -> bool:
 
 def _foreign(endpoint: str) -> UserError:
     return UserError(
-        f"--endpoint {endpoint}: what answers there is no store of windlass",
+        f"--endpoint {endpoint}: the program that answers there is not a store of windlass",
         "the agent on the endpoint's host serves a store where all hosts meet, at a port that nothing else has",
         f"choose another port, or end the program that has it (`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` on that host "
         "names it)",

@@ -168,7 +168,7 @@ def _causal(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise UserError(
             f"{source}: auto_map: the model brings code of its own ({', '.join(own)})",
             f"that code may compute something else than {config['model_type']}, and code of a model is never run here",
-            "where you know that it computes the same: a local copy of the directory, without auto_map in its config.json",
+            "if you know that it computes the same, use a local copy of the directory without auto_map in its config.json",
         )
     family = _family(config["model_type"])
     fields = {family.aliases.get(key, key): value for key, value in config.items()}

@@ -79,7 +79,7 @@ TOP: Final[dict[str, str]] = {
     "nothing (code of a hub repository is never run)": "trust_remote_code",
     "nothing (prepared data is found again by its fingerprint)":
         "overwrite_cache preprocessing_num_workers dataset_processes dataset_num_proc",
-    "nothing (the same command resumes; to begin anew, name another run.directory)":
+    "nothing (the same command resumes; to start over, name another run.directory)":
         "overwrite_output_dir autoresume do_train enable_checkpoint always_save_checkpoint",
     "nothing (the report has the curves)": "plot_loss log_peak_memory_stats",
     "nothing (a hang is found by its own deadlines)": "ddp_timeout dist_timeout comm",

@@ -161,7 +161,7 @@ class ParallelConfig(Settings):
             else:
                 choice = f", or a multiple of {' x '.join(others)} = {math.prod(others.values())}"
             asked = {**sizes, "replicate": self.replicate} | ({} if self.zero_stage == 0 else {"shard": self.shard})
-            filled = " (-1 takes what is left)" if -1 in asked.values() else ""
+            filled = " (-1 takes the remaining ranks)" if -1 in asked.values() else ""
             raise UserError(
                 f"{', '.join(f'parallel.{axis}={size}' for axis, size in asked.items())} on {world} rank{'s' * (world > 1)}",
                 f"{' x '.join(sizes)} must be the number of ranks{filled}; here it is "

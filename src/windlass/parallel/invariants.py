@@ -84,5 +84,5 @@ def check_gradients(records: Sequence[Record]) -> None:
         raise BadLayout(
             f"{len(missing)} parameters got no gradient in the first step, the first is {missing[0]}",
             "every trainable parameter takes part in the loss",
-            "this layout would train another model: report it with the recipe, or use parallel.zero=0 meanwhile",
+            "this layout would train another model: report it with the recipe, or use parallel.zero=0 until it is fixed",
         )

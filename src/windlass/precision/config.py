@@ -141,7 +141,8 @@ class PrecisionConfig(Settings):
         if self.gradients is not None and self.policy not in ("bf16", "fp8"):
             yield UserError(
                 f"precision.gradients={self.gradients} with precision.policy={self.policy}",
-                "gradients have a dtype of their own where fp32 weights are multiplied in bf16; elsewhere it is the weights'",
+                "gradients have their own dtype only where fp32 weights are multiplied in bf16; elsewhere they have the "
+                "weights' dtype",
                 "remove precision.gradients, or use precision.policy=bf16 or fp8",
             )
 
@@ -149,7 +150,7 @@ class PrecisionConfig(Settings):
         if self.scaling is not None and self.policy != "fp8":
             yield UserError(
                 f"precision.scaling={self.scaling} with precision.policy={self.policy}",
-                "scaling is of products in fp8",
+                "scaling applies to products in fp8",
                 "remove precision.scaling, or use precision.policy=fp8",
             )
 
@@ -160,7 +161,7 @@ class PrecisionConfig(Settings):
         if self.policy == "fp8" and adapter != "none":
             yield UserError(
                 f"precision.policy=fp8 with adapter.kind={adapter}",
-                "most matrices are frozen then, and products in fp8 compute their gradients all the same",
+                "an adapter freezes most matrices, and products in fp8 would still compute their gradients",
                 "use precision.policy=bf16",
             )
         if self.gradients == "bf16" and is_offloaded:

@@ -46,7 +46,7 @@ def library() -> Any:
         raise UserError(
             "precision.policy=fp8, and torchao "
             + ("is not installed" if is_missing else f"cannot be imported: {error}"),
-            "products in fp8 are torchao's",
+            "torchao computes the products in fp8",
             "pip install 'windlass-lm[fp8]', or use precision.policy=bf16",
         ) from None
     return torchao.float8
@@ -59,7 +59,7 @@ def check_devices(devices: Sequence[Accelerator]) -> list[str]:
         raise UserError(
             f"precision.policy=fp8 on {', '.join(slow)}",
             "matrix units have fp8 from compute capability 8.9 on (Ada, Hopper, Blackwell)",
-            "use precision.policy=bf16; a run that goes on also needs 'run.accept_drift=[precision.policy]'",
+            "use precision.policy=bf16; a resumed run also needs 'run.accept_drift=[precision.policy]'",
         )
     if any(one.capability is None for one in devices):
         return ["precision.policy=fp8 is emulated on a CPU: the same casts and scales, slower than bf16"]

@@ -132,8 +132,8 @@ def summarize(directory: Path) -> Summary:
         return _summary(facts, events, _spans(steps), collectives)
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"{directory} holds no whole profile: {type(error).__name__}: {error}",
-            "a profile is trace.json.gz, collectives.json and facts.json, as `windlass profile` has them written",
+            f"{directory} holds no complete profile: {type(error).__name__}: {error}",
+            "a profile is trace.json.gz, collectives.json and facts.json, as `windlass profile` writes them",
             "delete the directory, and ask again: `windlass profile RUN`",
         ) from None
 

@@ -250,6 +250,6 @@ def _check_options(nproc: int | None, json_file: Path | None) -> None:
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         raise UserError(
             f"--json {json_file}",
-            "the verdict is written to a file in a directory that is there",
+            "the verdict is written to a file in a directory that exists",
             "give the name of a file, such as --json verdict.json",
         )

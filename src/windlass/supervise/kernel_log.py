@@ -67,7 +67,7 @@ class DriverFault(NamedTuple):
 
     @property
     def is_notice(self) -> bool:
-        """Whether what runs goes on: the driver, or the switch, has mended it."""
+        """Whether what runs goes on: the driver, or the switch, has fixed it."""
         return self.text.startswith("Non-fatal") if self.kind == "SXid" else self.number in NOTICES
 
     @property

@@ -88,8 +88,8 @@ def check_base(base: Mapping[str, Any], found: Mapping[str, str], source: str) -
         f"{source} is not the base that this adapter was trained beside: {name} has hash {found.get(name, 'none')} there, and "
         f"had {given.get(name, 'none')} when the run began, in {base['from']}"
         + (f" at commit {base['commit']}" if base["commit"] else ""),
-        "an adapter computes what it was trained to only beside the weights that it was trained beside",
-        "give the base that it began with: in model.from, or with --base DIR where it has moved",
+        "an adapter computes what it was trained to compute only beside the base that it was trained beside",
+        "give the base that it began with in model.from, or with --base DIR if it has moved",
     )
 
 
@@ -145,7 +145,7 @@ def _base_directory(config: RunConfig, change: str) -> Path:
     except UserError as error:
         raise UserError(
             f"the base of this adapter is not at {config.model.from_}: {error.given}",
-            "a checkpoint of an adapter holds the trained tensors alone, and its base is read from where it was",
+            "a checkpoint of an adapter holds only the trained tensors, and its base is read from where it was",
             change,
         ) from None
     return source
@@ -208,7 +208,7 @@ def kept_scores(
     if scores is None and not (kept is None and then.objective.has_reference and then.adapter.kind != "none"):
         raise UserError(
             f"the checkpoint in {where} holds no reference scores",
-            "a pair is compared with the model that a run began with, and what is trained since is another one",
+            "a pair is compared with the model that a run began with, and the trained model differs from it",
             "train on pairs in another run.directory, with run.start_from and run.start_what=weights",
         )
     return scores

@@ -262,9 +262,9 @@ def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[
         return
     yield UserError(
         given,
-        "a run that goes on keeps its optimizer's state, and the checkpoint holds that of what was trained then",
+        "a resumed run keeps its optimizer's state, and the checkpoint holds the state of the parameters that were trained then",
         f"put the old value back, or begin another run.directory with run.start_from={config.run.directory}, whose weights it "
-        "takes; all optimizer state begins anew there",
+        "takes; all optimizer state starts over there",
     )
 
 
@@ -279,7 +279,7 @@ def _length_errors(trainer_state: dict[str, Any], config: RunConfig, now: int) -
     if now < step or (now < before and "run.steps" not in config.run.accept_drift):
         yield UserError(
             f"run.steps={now}, and the checkpoint has done {step} of {before}",
-            "a run may become longer; it becomes shorter only where that is accepted, and never shorter than what is done",
+            "a run may become longer; it may become shorter only if that is accepted, and never shorter than the steps done",
             f"set run.steps to {before} or more, or to {step} or more with 'run.accept_drift=[run.steps]'",
         )
 

@@ -169,7 +169,7 @@ def _find_adapter(path: Path, moved: Path | None) -> Saved:
     if not (source / "config.json").is_file():
         raise UserError(
             f"the base of {path} is not at {source}: there is no config.json",
-            "an adapter is factors alone; its base is read from the place that adapter_config.json names",
+            "an adapter holds only factors; its base is read from the path that adapter_config.json names",
             "say where it is now: --base DIR",
         )
     architecture = architecture_within(read_hf_config(source), stored_sizes(source), source)
@@ -192,7 +192,7 @@ def _base_of(path: Path, given: Mapping[str, Any]) -> Path:
     if not isinstance(name, str) or not name:
         raise UserError(
             f"{path / ADAPTER_CONFIG} has base_model_name_or_path: {name!r}",
-            "an adapter is factors alone, beside the model that it names",
+            "an adapter holds only factors and names its base",
             "say where that is: --base DIR",
         )
     if not hub.is_hub_name(name):

@@ -54,7 +54,7 @@ def _check_router_loss(config: RunConfig, architecture: Architecture) -> None:
     if config.objective.kind == "dpo" and architecture.sparse_layers and architecture.router_loss:
         raise UserError(
             "objective.kind=dpo with the routers' load-balancing loss (model.output_router_logits=true)",
-            "a step of pairs is a mean over pairs, and that loss is one over tokens",
+            "a preference loss is a mean over pairs, and the routers' loss is a mean over tokens",
             "set model.output_router_logits=false",
         )
 

@@ -202,8 +202,8 @@ def _check_found(directory: Path, runtime: Runtime) -> None:
     if saved := int(runtime.max_over_ranks(saved)):
         raise UserError(
             f"{directory} has saved step {saved}, by its events.jsonl, and {checkpoints} holds no checkpoint",
-            "a run goes on from its newest checkpoint, and begins anew in a directory of its own",
-            "bring the checkpoints back (is the storage mounted that held them?), or choose another run.directory",
+            "a run resumes from its newest checkpoint, and a new run needs a directory of its own",
+            "bring the checkpoints back (is their storage mounted?), or choose another run.directory",
         )
 
 

@@ -364,7 +364,7 @@ def test_rows_that_could_not_be_learned_are_named_at_once(here):
     _, (*_, said) = init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
     assert said.startswith("of the first 22 rows 2 rows are bad: rows.jsonl:4 holds no message of the role assistant (")
     assert said.endswith(
-        "leave the row out, or mend its roles. `bad_rows: {at_most: 2}` of the source leaves bad rows out"
+        "leave the row out, or fix its roles. `bad_rows: {at_most: 2}` of the source leaves bad rows out"
     )
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in good))
     assert init(here / "s.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)[1] == []

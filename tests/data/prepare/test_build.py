@@ -118,7 +118,7 @@ def test_a_failure_is_reported_to_who_waits_and_the_work_is_kept(corpus, tmp_pat
 
     def fails(self, *arguments):
         if len(self._entries) == 2:
-            raise UserError("row 7 is no text", "rows are texts", "mend row 7")
+            raise UserError("row 7 is no text", "rows are texts", "fix row 7")
         put(self, *arguments)
 
     with monkeypatch.context() as patched, pytest.raises(UserError):

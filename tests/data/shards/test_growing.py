@@ -92,14 +92,14 @@ def test_signs_of_life_put_the_deadline_off(tmp_path):
 def test_a_preparation_that_fails_says_why_at_once(tmp_path, kind):
     grown = Grown(tmp_path).write(2)
     folder = follow(grown, deadline_s=60.0)
-    error = kind("row 7 is no text", "rows are texts", "mend row 7")
+    error = kind("row 7 is no text", "rows are texts", "fix row 7")
     thread = later(0.1, lambda: tell_failure(tmp_path, error))
     with pytest.raises(UserError) as caught:
         folder.wait_for(lambda: False)
     thread.join()
     assert caught.value.given == f"the preparation of {tmp_path} failed behind shard 2: row 7 is no text"
     assert caught.value.code == kind.code
-    assert caught.value.rule == "rows are texts" and "mend row 7; then start this run again" in caught.value.change
+    assert caught.value.rule == "rows are texts" and "fix row 7; then start this run again" in caught.value.change
 
 
 def test_what_is_there_is_given_though_the_preparation_has_failed(tmp_path):

@@ -125,7 +125,7 @@ def test_what_is_neither_a_count_nor_a_share_is_refused(at_most):
 
 
 def test_a_report_is_a_local_file_in_a_directory_that_is_there(tmp_path):
-    with pytest.raises(ValidationError, match=r"`report: s3://a/b` is no local file"):
+    with pytest.raises(ValidationError, match=r"`report: s3://a/b` is not a local file"):
         BadRowsConfig(report="s3://a/b")
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, []))
     source = {"path": str(tmp_path / "a.jsonl"), "bad_rows": {"report": str(tmp_path / "none" / "bad.jsonl")}}
@@ -176,7 +176,7 @@ def test_a_report_is_written_over_no_file_but_a_report(tmp_path, report):
         quietly(data_config(tmp_path, sources=sources))
     error = caught.value
     if report == "recipe.yaml":
-        assert error.given == f"`bad_rows.report: {tmp_path}/recipe.yaml` is there, and no report of bad rows"
+        assert error.given == f"`bad_rows.report: {tmp_path}/recipe.yaml` exists and is not a report of bad rows"
     else:
         assert error.given.startswith(f"`bad_rows.report: {tmp_path / report}` is a file of the source {tmp_path}/")
     assert {path: path.read_bytes() for path in before} == before and not (tmp_path / "data").exists()

@@ -190,22 +190,25 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"rows": "alpaka", "format": "chat"}, "or of chat one of messages, sharegpt, alpaca, prompt-completion"),
+        ({"rows": "alpaka", "format": "chat"}, "or for chat one of messages, sharegpt, alpaca, prompt-completion"),
         ({"rows": "alpaca"}, "has no effect with `format: text`"),
         ({"rows": OWN_LIST, "format": "tokens"}, "has no effect with `format: tokens`"),
         ({"rows": OWN_COLUMNS, "format": "preference"}, "a pair has `chosen` and `rejected`: name those"),
-        ({"rows": {"slice": "1:2"}, "format": "preference"}, "says nothing of where a pair is"),
+        ({"rows": {"slice": "1:2"}, "format": "preference"}, "does not say where a pair is"),
         (
             {"rows": {**OWN_COLUMNS, "chosen": "good"}, "format": "chat"},
             "`chosen` of `rows` is an answer of `format: pref",
         ),
-        ({"rows": {"system": "persona"}, "format": "chat"}, "says nothing of where a conversation is"),
-        ({"rows": {"slice": "1:2"}, "format": "chat"}, "says nothing of where a conversation is"),
+        ({"rows": {"system": "persona"}, "format": "chat"}, "does not say where a conversation is"),
+        ({"rows": {"slice": "1:2"}, "format": "chat"}, "does not say where a conversation is"),
         ({"rows": {"role": "from"}, "format": "chat"}, "`role` needs `messages` beside it"),
         ({"rows": {"prompt": "q"}, "format": "chat"}, "`prompt` needs `prompt` and `completion` beside it"),
-        ({"rows": {**OWN_LIST, "prompt": "q"}, "format": "chat"}, "`messages` is of a list of messages, `prompt` of"),
-        ({"rows": {"shape": "alpaca", "prompt": "q"}, "format": "chat"}, "`shape: alpaca` says all names, and prompt"),
-        ({"rows": {"shape": "alpaca", "slice": "5:5"}, "format": "chat"}, "no slice of at least one row"),
+        (
+            {"rows": {**OWN_LIST, "prompt": "q"}, "format": "chat"},
+            "`messages` belongs to a list of messages, `prompt` to",
+        ),
+        ({"rows": {"shape": "alpaca", "prompt": "q"}, "format": "chat"}, "`shape: alpaca` gives all names, and prompt"),
+        ({"rows": {"shape": "alpaca", "slice": "5:5"}, "format": "chat"}, "not a slice of at least one row"),
     ],
 )
 def test_a_mapping_that_cannot_be_is_refused(source, said):

@@ -206,11 +206,11 @@ def test_not_utf8_names_file_byte_and_offset(tmp_path):
 @pytest.mark.parametrize(
     ("line", "given", "change"),
     [
-        ('{"text": "a"', ":2 is not JSON", "mend or remove"),
-        ('["a"]', ":2 is list, not an object", "mend or remove"),
+        ('{"text": "a"', ":2 is not JSON", "fix or remove"),
+        ('["a"]', ":2 is list, not an object", "fix or remove"),
         ('{"txt": "a", "id": 1}', ":2 has no key `text`", "did you mean `txt`? set `text` of the source to one"),
         ('{"text": 3}', ":2 has int under `text`", "holds text"),
-        ('{"text": "\\ud800"}', ":2 holds half of a surrogate pair", "mend it"),
+        ('{"text": "\\ud800"}', ":2 holds half of a surrogate pair", "fix it"),
     ],
 )  # fmt: skip
 def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, given, change):

@@ -88,7 +88,7 @@ def test_an_array_of_many_rows_is_read_row_by_row(tmp_path):
 def test_what_is_none_of_them_is_refused_as_a_file(tmp_path, text, said):
     put(tmp_path / "a.json", text)
     error = refused(path=str(tmp_path), bad_rows={"at_most": 9})
-    assert said in error.given and error.change.startswith("mend the file; or write JSON lines")
+    assert said in error.given and error.change.startswith("fix the file; or write JSON lines")
 
 
 def test_bad_rows_of_an_array_and_of_lines_have_their_names(tmp_path, monkeypatch):

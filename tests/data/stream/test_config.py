@@ -28,12 +28,14 @@ def test_settings_of_the_source_and_of_the_order_fit_together(tmp_path):
     found = refused(tmp_path, validation=own, order={**written, "held_out_of": 10})
     assert "`order.held_out_of: 10` has no effect with a `validation` of its own" in found
     growing = [{"path": "some", "grows_until": "_SUCCESS"}]
-    assert "`grows_until` of some has no effect on `order.first_epoch: shuffled`" in refused(tmp_path, sources=growing)
+    assert "`grows_until` of some has no effect with `order.first_epoch: shuffled`" in refused(
+        tmp_path, sources=growing
+    )
     for path in ("s3://bucket/some", "some/*.txt", ["a", "b"]):
         found = refused(tmp_path, sources=[{"path": path, "grows_until": "_SUCCESS"}], order=written)
         assert "`grows_until` is for `path`, one local directory" in found
     found = refused(tmp_path, sources=[{"path": "some", "grows_until": "a/b"}], order=written)
-    assert "`grows_until: a/b` is no file's name" in found
+    assert "`grows_until: a/b` is not a file's name" in found
 
 
 def test_training_may_begin_before_all_is_prepared_in_a_local_directory_without_a_mixture(tmp_path):

@@ -203,9 +203,9 @@ def test_a_batch_that_never_comes_ends_the_run_with_words_and_the_process_too(di
     given, rule, change = done.stdout.splitlines()
     shard = Reader(directory).shards[Order(Reader(directory).shard_samples, 17, 1).take(8, 2)[0, 0]].stored.name
     assert given.startswith(
-        "rank 5 (batch rank 1 of 3) has waited 0.2 s for the batch of places 6 to 12 of the training stream; it reads "
+        "rank 5 (batch rank 1 of 3) waited 0.2 s for samples 6 to 12 of the training stream; the loader is reading "
     )
-    assert shard in given and "data.timeout_s" in rule and "goes on from the last checkpoint" in change
+    assert shard in given and "data.timeout_s" in rule and "resumes from the last checkpoint" in change
 
 
 def test_a_batch_that_is_late_is_no_error(directory, monkeypatch):

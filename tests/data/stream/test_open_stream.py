@@ -112,9 +112,7 @@ def test_a_batch_that_does_not_come_names_shard_directory_and_source(folder, mon
     source._is_stuck = False  # its thread is well, and close waits for it
     source.close()
     given = caught.value.given
-    assert given.startswith(
-        "rank 0 (batch rank 0 of 1) has waited 0.5 s for the batch of places 0 to 2 of the training stream"
-    )
+    assert given.startswith("rank 0 (batch rank 0 of 1) waited 0.5 s for samples 0 to 2 of the training stream")
     named = {shard.stored.name: k for k, shard in enumerate(source.shards) if shard.stored.name in given}
     assert named, given
     for name, number in named.items():

@@ -132,7 +132,7 @@ def test_answers_that_end_by_eos_keep_their_ends(planted):
         (
             LOUD,
             "here: the answer 'The red one.' is not in what would be learned: 'THE RED ONE.",
-            "mend the chat template",
+            "fix the chat template",
         ),
     ],
 )

@@ -63,6 +63,6 @@ def test_a_template_that_draws_is_refused(draw):
     for date in (None, "2026-11-21"):
         with pytest.raises(UserError, match="the chat template draws at random by") as caught:
             on_day("{{ bos_token }}" + draw, date)
-    assert caught.value.change == "mend the chat template of the tokenizer"
+    assert caught.value.change == "fix the chat template of the tokenizer"
     harmless = "a random {# | random #} word: {{ m.random }} {{ 'random walks' }}"
     assert on_day(harmless, None) == harmless

@@ -11,8 +11,8 @@ from windlass.parallel.rules.effects import fp8_errors, unit_errors
 @pytest.mark.parametrize(
     ("given", "said", "remedy"),
     [
-        ({"zero": 0, "shard": 2}, "nothing is cut along shard", {"replicate": 2, "zero": 0}),
-        ({"replicate": -1, "shard": -1}, "only one axis can take what is left", {"replicate": -1, "shard": 2}),
+        ({"zero": 0, "shard": 2}, "nothing is sharded", {"replicate": 2, "zero": 0}),
+        ({"replicate": -1, "shard": -1}, "only one axis can take the remaining ranks", {"replicate": -1, "shard": 2}),
         ({"shard": 0}, "at least 1 rank", {"shard": -1}),
         ({"replicate": 0}, "at least 1 rank", {"replicate": 1}),
     ],

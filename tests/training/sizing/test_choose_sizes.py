@@ -155,7 +155,7 @@ def test_ranks_agree_where_one_alone_runs_out_of_memory(base, ranks):
 def test_on_other_devices_sizes_are_chosen_anew_and_said_so(base, ranks):
     config = auto(base, "sizes-two", run={"steps": 4})
     (found,) = ranks.run(1, trained, config, Device(4))
-    others = "since layout or devices are others: 2 x CPU when the checkpoint was written, 1 x CPU now"
+    others = "since layout or devices have changed: 2 x CPU when the checkpoint was written, 1 x CPU now"
     assert found["tried"] and others in found["said"]
     assert resolved(config)["run"]["micro_batch"] == 4 and "drift: run.micro_batch" not in found["said"]
 

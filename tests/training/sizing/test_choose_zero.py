@@ -60,7 +60,7 @@ def test_cpu_ranks_keep_what_fits_whole_and_a_resume_keeps_the_choice(base, rank
 
     (said,) = ranks.run(1, trained, recipe(base, "zero-kept", steps=6), GIB)
     assert (
-        "parallel.zero, parallel.recompute, parallel.compile are chosen anew, since layout or devices are others: 2 x CPU"
+        "parallel.zero, parallel.recompute, parallel.compile are chosen again, since layout or devices have changed: 2 x CPU"
         in said
     )
     assert "auto: parallel.zero=3: one rank cuts nothing\n" in said

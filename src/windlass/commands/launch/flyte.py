@@ -104,7 +104,9 @@ def _mistake(words: str) -> UserError:
     given, _, rest = words.partition("\n  rule:   ")
     rule, _, change = rest.partition("\n  change: ")
     if not change:  # several mistakes
-        return UserError(words, "a task ended by mistakes, which are not retried", "correct them as they say")
+        return UserError(
+            words, "mistakes ended a task, and mistakes are not retried", "correct them as the messages say"
+        )
     return UserError(given, rule, change)
 
 

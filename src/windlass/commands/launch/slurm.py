@@ -64,7 +64,7 @@ def _is_prepared(config: RunConfig) -> bool:
     where a source is not on this host, what is prepared is taken as it is. Raises UserError."""
     try:
         prepared = open_prepared(config.data, config.evaluate.sets)
-    except UserError:  # nothing there, other settings, damage: preparing mends it, or says what is wrong
+    except UserError:  # nothing there, other settings, damage: preparing fixes it, or says what is wrong
         return False
     try:
         return planned(config.data, config.evaluate.sets).fingerprint == prepared.fingerprint

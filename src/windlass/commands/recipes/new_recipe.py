@@ -66,7 +66,7 @@ def _check_model(model: str) -> None:
     if (Path(model).expanduser() / "checkpoints").is_dir():
         raise UserError(
             f"--model {model}",
-            "it is a run; a model to go on with is what a run exports",
+            "it is a run; --model takes a model that a run exported",
             f"windlass export {shlex.quote(model)}, then --model {shlex.quote(model.rstrip('/') + '/export')}",
         )
     if model != SMALL and not is_hub_name(model) and not Path(model).expanduser().is_dir():
@@ -86,7 +86,7 @@ def init(
     kind: Kind | None,
     ask: Callable[[str, str], str] | None,
 ) -> tuple[list[str], list[str]]:
-    """Writes a recipe of some twenty lines to `out` -> sentences on the choices in it, and on what is to be mended before it can
+    """Writes a recipe of some twenty lines to `out` -> sentences on the choices in it, and on what must be fixed before it can
     run. What is not given is asked for: `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
     _check_new(out)
     if kind is not None and kind not in get_args(Kind):

@@ -101,7 +101,11 @@ def bench(
     yield ""
     yield from as_table(rows)
     if all(row.error for row in rows):
-        raise UserError(f"none of {len(rows)} cells ran", "a figure needs one that does", f"the first: {rows[0].error}")
+        raise UserError(
+            f"none of {len(rows)} cells ran",
+            "a figure needs at least one cell that runs",
+            f"the first: {rows[0].error}",
+        )
     drawing = output.with_suffix(".svg")
     drawing.write_text(plot([(label(row), row.median) for row in rows], "tokens per second"), "utf-8")
     yield f"{output}, {drawing}"
@@ -182,7 +186,9 @@ def _read(output: Path) -> list[Any]:
         found = None
     if not isinstance(found, list) or not all(isinstance(one, dict) and "rows" in one for one in found):
         raise UserError(
-            f"{output} holds no rows of windlass bench", "rows are appended to what is there", "name another --output"
+            f"{output} holds no rows of windlass bench",
+            "bench appends rows to a file of its own",
+            "name another --output",
         )
     return found
 

@@ -21,7 +21,7 @@ KINDS: Final[dict[str, FindingKind]] = {
     "labels-are-other-ids": FindingKind(
         "error", f"labels are the ids themselves, unshifted, or -100: the loader shifts; {AGAIN}"
     ),
-    "mask-empty": FindingKind("error", "nothing of it would be learned: mend what wrote the labels, or leave it out"),
+    "mask-empty": FindingKind("error", "nothing of it would be learned: fix what wrote the labels, or leave it out"),
     "mask-full": FindingKind(
         "error", "prompts would be learned like answers: see that the chat template marks the answers"
     ),
@@ -40,18 +40,18 @@ KINDS: Final[dict[str, FindingKind]] = {
         "error", "the text brings an end of its own: take it out of the text, one EOS is put behind it"
     ),
     "eos-of-another": FindingKind(
-        "error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"
+        "error", f"documents end by the tokenizer's own EOS: fix its eos_token, then {AGAIN}"
     ),
     "bos-doubled": FindingKind(
         "error", "there are two beginnings where one is meant: the template writes one, so nothing else may"
     ),
-    "template-round-trip": FindingKind("error", "mend the chat template of the tokenizer, or take another"),
+    "template-round-trip": FindingKind("error", "fix the chat template of the tokenizer, or take another"),
     "tokenizer-of-another-model": FindingKind(
         "error", "set data.tokenizer.from to what model.from names, and prepare again"
     ),
     "pair-of-equals": FindingKind("error", "of a pair one answer is preferred to another: leave it out"),
     "pair-of-two-prompts": FindingKind(
-        "error", f"both answers of a pair go on with one prompt: mend what wrote them; {AGAIN}"
+        "error", f"both answers of a pair go on with one prompt: fix what wrote them; {AGAIN}"
     ),
     "pair-contradicted": FindingKind("warning", "one pair teaches the opposite of the other: leave one of them out"),
     "model-ends-otherwise": FindingKind(

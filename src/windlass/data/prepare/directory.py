@@ -61,7 +61,7 @@ def check_apart(directory: Path, paths: Iterable[str], what: str = "data.directo
         if not any(part.startswith(".") for part in inside.parts):  # hidden files are no source
             raise UserError(
                 f"{what} {directory} is inside the source {path}",
-                "a directory means every text file below it, and the next time what is written there would be some of them",
+                "a directory means every text file below it, so the next preparation would read what this one writes there",
                 f"give a {what} elsewhere, or name the files of the source, such as {path}/*.jsonl",
             )
 
@@ -77,8 +77,8 @@ def check_is_no_source(report: Path, paths: Iterable[str]) -> None:
             continue
         raise UserError(
             f"`bad_rows.report: {report}` is a file of the source {path}",
-            "sources are only read, and a report is written anew by every preparation",
-            "name a file that no source means",
+            "windlass only reads sources, and every preparation rewrites the report",
+            "name a file that is not a source",
         )
 
 

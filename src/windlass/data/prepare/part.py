@@ -111,7 +111,7 @@ def _check_same_number(part: Part, directory: Path) -> None:
         raise UserError(
             f"--part {part}, and {other.path} is part {other.part}",
             "all parts of a preparation have one number of parts",
-            f"give the part that is to be made again, as --part I/{other.part.of}; or delete {parts_of(directory)} to begin anew",
+            f"give the part that is to be made again, as --part I/{other.part.of}; or delete {parts_of(directory)} to start over",
         )
 
 

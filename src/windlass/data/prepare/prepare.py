@@ -238,7 +238,7 @@ def other_stream(place: str) -> UserError:
     return UserError(
         "the files of data.sources, the tokenizer's, or settings of data that make samples of them, are not those that the run's "
         f"checkpoint has read ({place})",
-        "a resumed run goes on in the stream it began, with the tokenizer it began",
+        "a resumed run continues its stream with its tokenizer",
         "put the old files and settings back, and with filters.language or deduplicate.similarity the old py3langid or rensa; or "
         "take another run.directory and data.directory, with run.start_from for the weights; or accept another stream with "
         "'run.accept_drift=[data]'",

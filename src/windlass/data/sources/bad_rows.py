@@ -93,8 +93,8 @@ class Report:
         try:
             if not _is_report(self._path):
                 raise UserError(
-                    f"`bad_rows.report: {path}` is there, and no report of bad rows",
-                    "the report is written anew by every preparation, and a file of yours is never overwritten",
+                    f"`bad_rows.report: {path}` exists and is not a report of bad rows",
+                    "every preparation rewrites the report, and never overwrites a file of yours",
                     "name another file, or move this one away",
                 )
             self._path.write_text("")

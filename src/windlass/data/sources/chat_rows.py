@@ -84,7 +84,7 @@ def _tools_of(value: Any, where: str) -> list[dict[str, Any]]:
             return found
     rule = 'tools are a list, or JSON of one, of {"name", "description", "parameters"}, each perhaps under "function"'
     given = f"{where} has under `tools` {json.dumps(value, ensure_ascii=False)[:80]}"
-    raise BadRow("wrong tools", given, rule, "mend the row")
+    raise BadRow("wrong tools", given, rule, "fix the row")
 
 
 def names_of(tools: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[s
         change = (
             "give an answer a weight above 0, or leave the row out"
             if has_some
-            else "leave the row out, or mend its roles"
+            else "leave the row out, or fix its roles"
         )
         raise BadRow("without an answer", given, rule, change)
     return messages[: answers[-1] + 1]
@@ -131,7 +131,7 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
         value = [{"role": role, "content": value}]
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         found = "nothing" if value is None else type(value).__name__
-        raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
+        raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "fix the row")
     messages = [_with_joined_parts(without_nulls(message, ARGUMENTS)) for message in value]
     for number, message in enumerate(messages):
         at = f"{where}, message {number} of `{key}`,"
@@ -146,7 +146,7 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
             given = f"{at} holds {json.dumps(message, ensure_ascii=False)[:80]}"
             kind = next(kind_of_value(value[number].get(key)) for key in TEXT_KEYS if not _is_text(message.get(key)))
             rule = "a message has a role and a content, both texts"
-            raise BadRow(kind, given, rule, "mend the row; images are not read")
+            raise BadRow(kind, given, rule, "fix the row; images are not read")
         if message["role"] == ASSISTANT and not message["content"].strip() and not message.get("tool_calls"):
             given = f"{at} is an answer without words"
             raise BadRow("empty answer", given, "an answer says something, or calls a tool", "leave the row out")

@@ -53,7 +53,7 @@ class BadRowsConfig(Settings):
     @classmethod
     def _local(cls, report: str | None) -> str | None:
         if report is not None and ("://" in report or not report):
-            raise ValueError(f"`report: {report}` is no local file; give one")
+            raise ValueError(f"`report: {report}` is not a local file; give one")
         return report
 
 
@@ -219,7 +219,7 @@ class SourceConfig(Settings):
         if len(self.paths) != 1 or "://" in self.paths[0] or any(letter in self.paths[0] for letter in "*?["):
             yield ValueError("`grows_until` is for `path`, one local directory; give that")
         if not self.grows_until or "/" in self.grows_until:
-            yield ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
+            yield ValueError(f"`grows_until: {self.grows_until}` is not a file's name; give one, such as _SUCCESS")
 
     def _rows(self) -> Iterator[ValueError]:
         rows = self._slice_text
@@ -234,11 +234,14 @@ class SourceConfig(Settings):
         found = SLICE.fullmatch(rows)
         numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
         if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
-            yield ValueError(f"`rows: {rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it")
+            yield ValueError(
+                f"`rows: {rows[:60]}` counts to {MOST_ROWS} or more, beyond the rows of any source: correct it"
+            )
         elif found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
             known = ", ".join(SHAPES)
             yield ValueError(
-                f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000; or of chat one of {known}"
+                f"`rows: {rows}` is not a slice of at least one row; write first:end, as in 1000:50000; or for chat one of "
+                f"{known}"
             )
 
     def _tokens(self) -> Iterator[ValueError]:

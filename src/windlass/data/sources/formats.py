@@ -225,7 +225,8 @@ def of_rows(paths: list[str], num_all: int) -> UserError:
     hold = "holds rows" if len(paths) == 1 else "hold rows"
     return UserError(
         f"{len(paths)} of {num_all} files ({few(paths)}) {hold}, and others are plain texts",
-        "a directory or glob is of rows or of texts: .json, .csv and .tsv among texts are most likely no part of the corpus",
+        "a directory or glob holds either rows or texts: .json, .csv and .tsv files among texts are probably not part of the "
+        "corpus",
         "name the texts by a glob (**/*.txt) to leave these files out; name these files in `path` to read their rows too",
     )
 

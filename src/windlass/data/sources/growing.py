@@ -42,7 +42,7 @@ def scan_growing(config: SourceConfig) -> SourceFile:
     """The directory as one file, identified by its name. Raises UserError."""
     directory, text_key = _directory(config), config.text_key
     if not directory.is_dir():
-        change = "make it, or mend `path`"
+        change = "make it, or fix `path`"
         raise UserError(
             f"{directory} is no directory", "a source with `grows_until` is a directory that is filled", change
         )

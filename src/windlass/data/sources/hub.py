@@ -136,4 +136,4 @@ def _attempt(config: SourceConfig, file: SourceFile, operation: Callable[[], Any
         if isinstance(cause, HfHubHTTPError | TransportError | OfflineModeIsEnabled):
             raise refused_dataset(cause, config.hub, commit_of(file)) from None
         said = " ".join(str(error).split())[:400] or type(error).__name__
-        raise UserError(f"{config.label}: {said}", RULE, "mend `hub`, `subset` and `revision`") from None
+        raise UserError(f"{config.label}: {said}", RULE, "fix `hub`, `subset` and `revision`") from None

@@ -65,7 +65,7 @@ def _check_question(row: Mapping[str, Any], where: str) -> None:
 
 def _texts(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, Any]:
     if prompt is not None and not isinstance(prompt, str):
-        raise BadRow("wrong type", f"{where} has {type(prompt).__name__} under `prompt`", RULE, "mend the row")
+        raise BadRow("wrong type", f"{where} has {type(prompt).__name__} under `prompt`", RULE, "fix the row")
     for key, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer.strip():
             given = f"{where} has an empty text under `{key}`"
@@ -100,7 +100,7 @@ def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[
         if not answer or answer[0]["role"] != ASSISTANT:
             found = f"goes on with the role {answer[0]['role']}" if answer else "holds no answer of its own"
             rule = f"behind the messages that both have, the {ASSISTANT} speaks, and says different things"
-            raise BadRow("no preference", f"{where} {found} under `{key}`", rule, "leave the row out, or mend it")
+            raise BadRow("no preference", f"{where} {found} under `{key}`", rule, "leave the row out, or fix it")
     return {"prompt": before, "chosen": answers[0], "rejected": answers[1]}
 
 

@@ -89,7 +89,7 @@ def check_keys(message: Mapping[str, Any], where: str) -> None:
     wrong = next((name for name in TEXTS_BESIDE if not isinstance(message.get(name, ""), str)), None)
     if wrong is not None:
         given = f"{where} has {type(message[wrong]).__name__} under `{wrong}`"
-        raise BadRow("wrong type", given, "a message's name and reasoning are texts", "mend the row")
+        raise BadRow("wrong type", given, "a message's name and reasoning are texts", "fix the row")
 
 
 def as_chat_row(row: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _of_list(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]
     held = _needed(row, shape.messages, where)
     if not isinstance(held, list) or not all(isinstance(message, Mapping) for message in held):
         given = f"{where} has {type(held).__name__} under `{shape.messages}`"
-        raise BadRow("wrong type", given, f"`{shape.messages}` is a list of messages", "mend the row")
+        raise BadRow("wrong type", given, f"`{shape.messages}` is a list of messages", "fix the row")
     return [_renamed(message, shape, f"{where}, message {number}") for number, message in enumerate(held)]
 
 
@@ -140,9 +140,7 @@ def _renamed(message: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[
                 f"{where} has the {shape.role} `{found['role']}`",
                 f"the mapping knows {', '.join(shape.roles)}",
             )
-            raise BadRow(
-                "unknown role", given, rule, "name it in `rows: {roles: {...}}` of the source, or mend the row"
-            )
+            raise BadRow("unknown role", given, rule, "name it in `rows: {roles: {...}}` of the source, or fix the row")
         found["role"] = shape.roles[found["role"]]
         if found["role"] == CALLS:
             if CALLS in found:
@@ -170,7 +168,7 @@ def _of_columns(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[A
     wrong = next((part for part in parts if not isinstance(part, str)), None)
     if wrong is not None:
         given = f"{where} has {type(wrong).__name__} in {', '.join(shape.prompts)}"
-        raise BadRow("wrong type", given, "what is asked is a text", "mend the row")
+        raise BadRow("wrong type", given, "what is asked is a text", "fix the row")
     return [{"role": "user", "content": "\n\n".join(parts)}]
 
 
@@ -197,7 +195,7 @@ def _needed(row: Mapping[str, Any], key: str, where: str) -> Any:
             "give another mapping in `rows`",
         )
     if row[key] is None:
-        raise BadRow("null", f"{where} has nothing under `{key}`", rule, "mend the row")
+        raise BadRow("null", f"{where} has nothing under `{key}`", rule, "fix the row")
     return row[key]
 
 
@@ -209,7 +207,7 @@ def calls_of(value: Any, where: str) -> list[dict[str, Any]]:
         calls = value
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         given = f"{where} has under `tool_calls` {json.dumps(value, ensure_ascii=False)[:80]}"
-        raise BadRow("wrong type", given, "calls are a list of objects, or JSON of one", "mend the row")
+        raise BadRow("wrong type", given, "calls are a list of objects, or JSON of one", "fix the row")
     return [_call(call, where) for call in calls]
 
 
@@ -221,7 +219,7 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     if unknown is not None or not isinstance(inner.get("name"), str):
         given = f"{where} has a call " + ("without a name" if unknown is None else f"with the key `{unknown}`")
         rule = 'a call is {"name", "arguments"}, perhaps under "function", with "id" and "type" beside it'
-        raise BadRow("wrong call", given, rule, "mend the row: a template writes name and arguments alone")
+        raise BadRow("wrong call", given, rule, "fix the row: a template writes name and arguments alone")
     held = {**inner, ARGUMENTS: _arguments(inner[ARGUMENTS], where)} if ARGUMENTS in inner else inner
     return held if inner is call else {**call, "function": held}
 
@@ -239,7 +237,7 @@ def _arguments(value: Any, where: str) -> Any:
             break
     if isinstance(text, str) and not isinstance(value, dict):
         given = f"{where} has a call with the arguments {text[:80]!r}"
-        raise BadRow("wrong arguments", given, "arguments are an object, or JSON of one", "mend the row")
+        raise BadRow("wrong arguments", given, "arguments are an object, or JSON of one", "fix the row")
     return value
 
 

@@ -94,7 +94,7 @@ def checked(text: Any, where: str, text_key: str, rule: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         given = f"{where} holds half of a surrogate pair"
-        raise BadRow("lone surrogate", given, "text must be valid Unicode", "mend it") from None
+        raise BadRow("lone surrogate", given, "text must be valid Unicode", "fix it") from None
     return text
 
 

@@ -60,9 +60,11 @@ class RowsConfig(Settings):
         of_columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
         if self.shape is not None and self.model_fields_set - {"shape", "slice"}:
             others = ", ".join(sorted(self.model_fields_set - {"shape", "slice"}))
-            yield ValueError(f"`shape: {self.shape}` says all names, and {others} are given too: leave one out")
+            yield ValueError(f"`shape: {self.shape}` gives all names, and {others} are given too: leave one out")
         elif of_list and of_columns:
-            yield ValueError(f"`{of_list[0]}` is of a list of messages, `{of_columns[0]}` of columns: leave one out")
+            yield ValueError(
+                f"`{of_list[0]}` belongs to a list of messages, `{of_columns[0]}` to columns: leave one out"
+            )
         elif of_list and self.messages is None:
             yield ValueError(f"`{of_list[0]}` needs `messages` beside it")
 
@@ -78,7 +80,7 @@ class RowsConfig(Settings):
             yield ValueError(f"`{columns[0]}` needs `prompt` and `completion` beside it")
         elif self.shape is None and self.messages is None and not columns:
             yield ValueError(
-                "`rows` says nothing of where a conversation is: give `shape`, `messages`, or `prompt` and `completion`"
+                "`rows` does not say where a conversation is: give `shape`, `messages`, or `prompt` and `completion`"
             )
 
     def errors_of_pairs(self) -> Iterator[ValueError]:
@@ -88,9 +90,7 @@ class RowsConfig(Settings):
                 "`completion` of `rows` is an answer of `format: chat`; a pair has `chosen` and `rejected`: name those"
             )
         elif not (self.model_fields_set - {"slice"}):
-            yield ValueError(
-                "`rows` says nothing of where a pair is: give `prompt`, `messages`, `chosen` or `rejected`"
-            )
+            yield ValueError("`rows` does not say where a pair is: give `prompt`, `messages`, `chosen` or `rejected`")
 
     @property
     def prompts(self) -> list[str]:

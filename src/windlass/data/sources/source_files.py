@@ -173,7 +173,9 @@ def _open(path: Path) -> Any:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}", "sources are read", "mend its rights") from None
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}", "windlass reads all files of a source", "fix its permissions"
+        ) from None
 
 
 def hash_file(path: Path, name: str, text_key: str) -> SourceFile:

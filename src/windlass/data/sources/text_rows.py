@@ -88,14 +88,14 @@ def _text_of_line(data: bytes, where: str, form: Form, offset: int) -> str | Non
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadRow("not JSON", f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
+        raise BadRow("not JSON", f"{where} is not JSON: {error}", rule, "fix or remove the line") from None
     return _text_of_value(value, where, form, rule)
 
 
 def _text_of_value(value: Any, where: str, form: Form, rule: str) -> str:
     if not isinstance(value, dict):
         given = f"{where} is {type(value).__name__}, not an object"
-        raise BadRow("wrong type", given, rule, "mend or remove it")
+        raise BadRow("wrong type", given, rule, "fix or remove it")
     return text_of(value, where, "key", form, rule)
 
 
@@ -124,7 +124,7 @@ def json_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int) -> 
 
 def _not_json(where: str, error: Exception) -> UserError:
     rule = "a .json file is an array of rows, or lines with an object each, or one object"
-    change = "mend the file; or write JSON lines (.jsonl), of which `bad_rows` leaves single ones out"
+    change = "fix the file; or write JSON lines (.jsonl), of which `bad_rows` leaves single ones out"
     return UserError(f"{where} is not JSON: {error}", rule, change)
 
 
@@ -215,8 +215,8 @@ def csv_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int, deli
         except csv.Error as error:
             if "end of data" in str(error) or "field limit" in str(error):
                 given = f"{where}:{line} begins a quoted cell that is not closed within {max_row_bytes // MIB} MiB, or at all"
-                raise UserError(given, rule, "mend the quotes, or raise `max_row_mib` of the source") from None
-            yield BadRow("not CSV", f"{where}:{line} cannot be read: {error}", rule, "mend or remove the line")
+                raise UserError(given, rule, "fix the quotes, or raise `max_row_mib` of the source") from None
+            yield BadRow("not CSV", f"{where}:{line} cannot be read: {error}", rule, "fix or remove the line")
             continue
         if cells is None:
             return
@@ -238,7 +238,7 @@ def _checked_names(names: list[str], where: str, form: Form, rule: str) -> list[
 def _text_of_cells(cells: list[str], names: list[str], where: str, form: Form, rule: str) -> str:
     if len(cells) != len(names):
         given = f"{where} has {len(cells)} cells, and there are {len(names)} columns"
-        raise BadRow("of other columns", given, rule, "mend or remove the line")
+        raise BadRow("of other columns", given, rule, "fix or remove the line")
     try:
         "".join(cells).encode()
     except UnicodeEncodeError as error:

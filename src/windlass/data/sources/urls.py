@@ -50,7 +50,7 @@ def scan_url(pattern: str, text_key: str, log: Callable[[str], None]) -> list[So
     files, root = _attempt(pattern, lambda: _find(pattern), is_first_look=True)
     if not files:
         rule = "a source needs at least one file"
-        raise AbsentSource(f"`path: {pattern}` matches no file", rule, "mend the URL")
+        raise AbsentSource(f"`path: {pattern}` matches no file", rule, "fix the URL")
     prefix = pattern.partition("://")[0]
     found = []
     for path, info in sorted(files.items()):
@@ -163,7 +163,7 @@ def refused_url(url: str, error: Exception) -> UserError:
         return UserError(f"{url}: {error}", RULE, install)
     status = _status(causes)
     if status in GONE or (isinstance(error, FileNotFoundError) and len(causes) == 1):
-        return AbsentSource(f"`path: {url}` matches no file", RULE, "mend the URL")
+        return AbsentSource(f"`path: {url}` matches no file", RULE, "fix the URL")
     if status in DENIED or any(isinstance(cause, PermissionError) for cause in causes):
         said = _said(causes) if status is None else f"status {status}"
         return UserError(f"{url} is refused to this process: {said}", RULE, "check the URL, the credentials and rights")

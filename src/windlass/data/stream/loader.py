@@ -177,13 +177,13 @@ class Loader:
 
     def _no_batch(self) -> Unavailable:
         self._is_stuck = True
-        cut, places = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
+        cut, samples = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
         names = ", ".join(map(self._named, self._read_shards)) or "no shard yet"
         return Unavailable(
-            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) has waited {self._timeout_s:g} s for the batch "
-            f"of places {places} of the training stream; it reads {names}",
-            "a batch that takes longer than data.timeout_s is taken for a disk or a store that does not answer",
-            "look at that storage; the same command goes on from the last checkpoint (a slower store: raise data.timeout_s)",
+            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) waited {self._timeout_s:g} s for samples "
+            f"{samples} of the training stream; the loader is reading {names}",
+            "a batch that takes longer than data.timeout_s means that a disk or a store does not answer",
+            "check that storage; the same command resumes from the last checkpoint (for a slow store raise data.timeout_s)",
         )
 
     def close(self) -> None:

@@ -223,7 +223,7 @@ def check_limit_on_resume(since: Mapping[int, int], limit: int, reader: Reader) 
         raise UserError(
             f"data.max_bad_shards={limit}, and the checkpoint has left out {len(since)} "
             f"({', '.join(map(reader.name, since))})",
-            "a shard that was left out once stays out, or the stream would be another one",
+            "a shard that was left out stays out, or the stream would change",
             f"set data.max_bad_shards to {len(since)} or more, or begin another run.directory",
         )
 

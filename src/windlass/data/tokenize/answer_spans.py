@@ -32,7 +32,7 @@ BESIDE_CALLS = (
     "tokenizer of a model that writes both"
 )
 UNTOUCHED = (
-    "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a special token, so that "
+    "fix the chat template of the tokenizer: what it writes before an answer ends in a line break or a special token, so that "
     "no token holds a part of both; or take another"
 )
 TRIES = 4  # places of a question's words that are looked at
@@ -271,7 +271,7 @@ def check_answers(said: str, answers: Sequence[dict[str, Any]], where: str) -> N
                 if found < 0:
                     raise UserError(
                         f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
-                        "an answer comes out of template and tokenizer as it went in",
+                        "template and tokenizer must not change an answer",
                         BESIDE_CALLS if calls else UNTOUCHED,
                     )
                 at = found + len(words)

@@ -138,7 +138,7 @@ class Template:
         if not is_learned_N[:-1].any() or is_learned_N.all():
             share = "nothing" if not is_learned_N[:-1].any() else "everything"
             rule = "answers are learned, and what they answer is not"
-            raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
+            raise UserError(f"{where}: {share} of it would be learned", rule, "fix the chat template, or leave it out")
         said = self._decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
         check_answers(said, written_as, where)
         self._check_beside_calls(written_as, messages, where, tools)
@@ -203,7 +203,7 @@ class Template:
                     f"{where}: {len(spans)} answers are marked in what the template writes of {len(messages)} messages"
                 )
                 rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
-                raise UserError(given, rule, "mend the chat template, or leave the row out")
+                raise UserError(given, rule, "fix the chat template, or leave the row out")
             return ids_N, is_answer_N, [self._tokenizer.decode(ids)] * len(is_wanted)
         has_cue = any(ids[span.start] in self._specials for span in spans)  # it begins by one
         asked = [*takewhile(lambda message: message["role"] != ASSISTANT, messages)]
@@ -225,7 +225,7 @@ class Template:
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # a template's own code
             rule = "conversations are written by the tokenizer's own chat template"
             raise UserError(
-                f"{where}: the chat template refuses it: {error}", rule, "leave it out, or mend it"
+                f"{where}: the chat template refuses it: {error}", rule, "leave it out, or fix it"
             ) from None
         self.num_rendered += 1
         self.chars_rendered += len(text)

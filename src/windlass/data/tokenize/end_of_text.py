@@ -72,7 +72,7 @@ def read_json(path: Path, key: str | None = None, named: str | None = None) -> d
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{named or path} cannot be read: {error.strerror}", rule, "mend its rights") from None
+        raise UserError(f"{named or path} cannot be read: {error.strerror}", rule, "fix its permissions") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{named or path} is not JSON: {error}", rule, "save the tokenizer again") from None
     if not isinstance(value, dict) or (key is not None and key not in value):

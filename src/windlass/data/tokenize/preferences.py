@@ -72,7 +72,7 @@ class PairEncoder:
             raise UserError(
                 f"{where} has a prompt that is written in two ways",
                 rule,
-                "mend the chat template, or leave the pair out",
+                "fix the chat template, or leave the pair out",
             )
         return rows
 

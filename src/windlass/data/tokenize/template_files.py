@@ -27,13 +27,13 @@ def on_day(template: str, date: str | None) -> str:
         raise UserError(
             f"the chat template reads the clock by {clock[0]}",
             "the date of a preparation is fixed on its first day: the format is a text, as in strftime_now('%d %b %Y')",
-            "mend the chat template of the tokenizer",
+            "fix the chat template of the tokenizer",
         )
     if draw is not None:
         raise UserError(
             f"the chat template draws at random by {draw[0]}",
             "a conversation is written in one way: prepared twice, it has the same ids",
-            "mend the chat template of the tokenizer",
+            "fix the chat template of the tokenizer",
         )
     return template
 

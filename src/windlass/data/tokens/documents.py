@@ -80,7 +80,7 @@ def _checked(rows: Iterable[StoredRow], vocabulary: IdVocabulary) -> Iterator[St
             raise UserError(
                 f"{row.where} holds the id {int(row.ids[at])} at position {row.first + at}",
                 f"an id is below {vocabulary.size}, the size of the vocabulary of {vocabulary.name}",
-                "name the tokenizer that made the ids in data.tokenizer.from; or mend `id_type` of the source",
+                "name the tokenizer that made the ids in data.tokenizer.from; or fix `id_type` of the source",
             )
         yield row._replace(ids=row.ids.astype("<i4"))
 
@@ -91,7 +91,7 @@ def _samples(rows: Iterable[StoredRow], sequence_length: int) -> Iterator[bytes]
             raise UserError(
                 f"{row.where} holds {len(row.ids)} ids, and the source has `stored: samples`",
                 f"a row is taken as it is stored: it holds {LEAST_IDS} to {sequence_length + 1} ids (data.sequence_length + 1)",
-                f"set data.sequence_length={len(row.ids)}; or `stored: stream`, which packs the ids anew",
+                f"set data.sequence_length={len(row.ids)}; or `stored: stream`, which packs the ids again",
             )
         yield row.ids.tobytes()
 

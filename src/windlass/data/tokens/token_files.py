@@ -84,7 +84,7 @@ def _match(pattern: str, source: SourceConfig) -> Iterator[tuple[TokensKind, Pat
         elif one.suffix == ".bin" or source.file_format == "bin":
             yield "bin", one, root
     if not names:
-        raise AbsentSource(f"`path: {pattern}` holds no tokens", RULE, "mend `path`")
+        raise AbsentSource(f"`path: {pattern}` holds no tokens", RULE, "fix `path`")
 
 
 def _check_settings(source: SourceConfig, kind: TokensKind) -> None:

@@ -145,7 +145,7 @@ def read_layer_ropes(
     if rope_scaling and "rope_type" not in rope_scaling:
         raise UserError(
             f"model: rope_scaling {json.dumps(rope_scaling)} without rope_type",
-            "transformers 5 would pass over it",
+            "transformers 5 would ignore it",
             "give rope_scaling.rope_type: linear, llama3 or yarn",
         )
     full, windowed = ({**(given.get(name) or {})} for name in ("full_attention", "sliding_attention"))
@@ -153,7 +153,7 @@ def read_layer_ropes(
     if False in (full.get("truncate"), windowed.get("truncate")):
         raise UserError(
             "model: truncate is False in the rope of one kind of layers",
-            "transformers reads it where all layers have one rope, and passes over it here",
+            "transformers reads it where all layers have one rope, and ignores it here",
             "remove it: the model that transformers builds rounds yarn's range to whole channels",
         )
     return read_rope(None, full, full_theta, max_positions), read_rope(None, windowed, window_theta, max_positions)

@@ -15,17 +15,17 @@ def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     """Sizes of replicate and shard that no number of ranks fits."""
     for axis, size in (("replicate", parallel.replicate), ("shard", parallel.shard)):
         if size == 0:
-            yield UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
+            yield UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for the remaining ranks")
     if parallel.replicate == -1 and parallel.shard == -1 and parallel.zero_stage != 0:
         yield UserError(
             "parallel.replicate=-1 and parallel.shard=-1",
-            "only one axis can take what is left",
+            "only one axis can take the remaining ranks",
             "give one of them a number: shard = ranks per node is the usual choice (HSDP)",
         )
     if parallel.zero_stage == 0 and parallel.shard not in (-1, 0, 1):
         yield UserError(
             f"parallel.zero=0 with parallel.shard={parallel.shard}",
-            "zero 0 is DDP: every rank keeps the whole model, nothing is cut along shard",
+            "zero 0 is DDP: every rank keeps the whole model, nothing is sharded",
             f"use parallel.replicate={parallel.shard}, or parallel.zero=2 or 3",
         )
 
@@ -55,7 +55,7 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     if parallel.zero_stage != 0 and parallel.prefetch and parallel.shard == parallel.context == 1:
         yield UserError(
             f"parallel.prefetch={parallel.prefetch} with parallel.shard=1",
-            "nothing is gathered where nothing is cut",
+            "without sharding nothing is gathered",
             "remove parallel.prefetch, or use parallel.shard=-1",
         )
     if parallel.activation_gib is not None and parallel.recompute != "selective":

@@ -15,7 +15,7 @@ def expert_errors(expert: int, zero: int) -> Iterator[UserError]:
     if expert > 1 and zero == 0:
         yield UserError(
             f"parallel.zero=0 with parallel.expert={expert}",
-            "zero 0 is DDP, which sums all gradients over all ranks; experts that are dealt out have owners",
+            "zero 0 is DDP, which sums all gradients over all ranks; with expert each rank holds its own experts",
             "use parallel.zero=1, 2 or 3",
         )
 

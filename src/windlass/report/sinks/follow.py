@@ -62,7 +62,7 @@ def sent_run(run_directory: Path, project: str | None = None) -> SentRun:
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{run_directory} holds no run.json of a run",
-            "a run is sent with its id, by which a sink knows it again",
+            "a sink identifies a run by its id",
             "name the directory that the recipe calls run.directory",
         ) from None
     with contextlib.suppress(OSError, yaml.YAMLError):
@@ -158,7 +158,9 @@ def alone(name: str, directory: Path, waits_s: float = WAITS_S) -> Iterator[None
         lock = (folder / f"{name}.lock").open("a")
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written: {error.strerror}", "how far a sink is, is kept there", "make it writable"
+            f"{folder} cannot be written: {error.strerror}",
+            "this directory records how far each sink is",
+            "make it writable",
         ) from None
     with lock:
         for attempt in range(int(waits_s * 10) + 1):

@@ -77,7 +77,7 @@ class OwnParts:
         if not _has(found, "next", "state", "entry", "drain_events", "close"):
             raise UserError(
                 f"the source {_name(self.source)} returns {found!r:.80}",
-                "what is read instead of the stream of batches has its methods: next, state, entry, drain_events, close",
+                "a source needs the methods of the stream of batches: next, state, entry, drain_events, close",
                 "return the stream that it was called with, or an object around it (docs/howto/own-parts.md)",
             )
         return found

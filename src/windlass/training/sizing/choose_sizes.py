@@ -103,7 +103,7 @@ def _kept(config: RunConfig, trainer_state: Mapping[str, Any], runtime: Runtime)
 def _anew(trainer_state: Mapping[str, Any], runtime: Runtime, keys: Sequence[str]) -> str:
     device = trainer_state.get("device", "a device that it does not name")
     return (
-        f"{', '.join(keys)} {'are' if len(keys) > 1 else 'is'} chosen anew, since layout or devices are others: "
+        f"{', '.join(keys)} {'are' if len(keys) > 1 else 'is'} chosen again, since layout or devices have changed: "
         f"{trainer_state['world']} x {device} when the checkpoint was written, {runtime.world} x {runtime.device_name()} now; "
         "what is computed stays the same"
     )

@@ -61,7 +61,7 @@ def refuse_races(runtime: Runtime) -> None:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise UserError(
             f"parallel.compile=true: the compiled kernel {found[0]}{more} reads back what its other threads have just written",
-            "this torch puts no barrier there, so what it reads may be anything, and gradients are wrong without a sign; "
+            "this torch puts no barrier there, so it may read anything, and gradients are silently wrong; "
             "this step was not saved",
             "use parallel.compile=false, or a torch whose compiler has the barrier (pull request 190519 of PyTorch)",
         )
