@@ -68,7 +68,7 @@ def test_mfu_is_of_all_ranks(tmp_path):
     [
         ([], SETTINGS, "holds no start with its facts"),
         ([start(facts=None), step(9, 1.0)], SETTINGS, "this version started or resumed"),
-        ([start(), step(1, 9.0, warm_up=True)], SETTINGS, "no step of the run"),
+        ([start(), step(1, 9.0, warm_up=True)], SETTINGS, "has no step after its warm-up"),
         ([start(), step(9, 1.0)], None, "is missing or is not a recipe"),
         ([start(), step(9, 1.0)], {"run": {}}, "is missing or is not a recipe"),
     ],

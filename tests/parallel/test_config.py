@@ -52,7 +52,7 @@ def test_sizes_that_do_not_multiply_to_the_world_name_those_that_do(given, world
     assert {f"parallel.{axis}={size}" for axis, size in given.items() if axis != "zero"} <= set(shown), (
         "as they were given"
     )
-    assert ("-1 takes what is left" in caught.value.rule) == ("=-1" in caught.value.given)
+    assert ("-1 takes the remaining ranks" in caught.value.rule) == ("=-1" in caught.value.given)
     ranks, _, legal = caught.value.change.partition(", or ")
     count = int(re.search(r"start (\d+) ranks", ranks)[1])
     assert ParallelConfig(**given).layout(count).world == count

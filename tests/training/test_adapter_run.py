@@ -225,7 +225,7 @@ def test_what_is_no_model_is_named(runs, adapter, tmp_path):
             message = refusal(command, path)
             assert f"{path} {what}" in message and "config.json" in message and "adapter_config.json" in message
     assert "has no recipe" in (message := refusal(evaluate, adapter)) and "--recipe" in message
-    assert "as PEFT writes it" in refusal(export, adapter, tmp_path / "x")
+    assert "already an adapter in PEFT's format" in refusal(export, adapter, tmp_path / "x")
 
 
 def test_data_of_another_tokenizer_is_refused(runs, base, adapter, tmp_path):
