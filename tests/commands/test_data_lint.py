@@ -52,7 +52,7 @@ def test_warnings_are_reported_with_what_to_change_and_exit_0(base):
     assert lines[0].startswith(
         "warning validation-in-train: 60 of 60 documents are training documents; the longest, of "
     )
-    assert lines[1] == "  change: the validation loss flatters: take them out of the training documents"
+    assert lines[1] == "  change: the validation loss looks too good: take them out of the training documents"
 
 
 def test_an_error_exits_with_2(base, monkeypatch):

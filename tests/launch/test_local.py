@@ -387,7 +387,7 @@ def test_a_rank_that_does_not_leave_after_the_end_is_named_and_ended_and_the_run
 ):
     (end,) = launched(f"lingers-{case}", restarts=2, stall_s=60)
     assert (end.code, end.step) == (code, 4), end.said
-    assert "windlass: rank 1 does not leave, 1 s after the end of the run: killed, at " in end.said
+    assert "windlass: rank 1 does not exit, 1 s after the end of the run: killed, at " in end.said
     assert at in end.said and "restart" not in end.said
     (incident,) = incidents(tmp_path)
     assert (incident["cause"], incident["ranks"], incident["step"], incident["restart"]) == ("lingers", [1], 4, None)

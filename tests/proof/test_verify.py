@@ -21,7 +21,7 @@ from windlass.proof.proxy import make_proxy
 from windlass.proof.verdict import Verdict
 
 DROPOUT = (
-    "the decoder on one process, which is ours on both sides here: dropout, whose masks transformers draws otherwise"
+    "the decoder on one process, which is ours on both sides here: dropout, whose masks transformers cannot reproduce"
 )
 PACKING = "packing: both sides read the samples that one preparation of ours packed"
 SPREAD = "the spread of drawn weights: both sides draw them by one rule of ours"

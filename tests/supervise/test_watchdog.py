@@ -301,7 +301,7 @@ def test_ranks_that_do_not_leave_are_named_once_the_run_has_ended_and_not_before
     assert (found.cause, found.ranks, found.step, found.phase, found.waited_s) == (
         *("lingers", [0, 2], 9, "end", LEAVE_S + 1),
     )
-    assert found.sentence == "ranks 0, 2 do not leave, 301 s after the end of the run: killed, at no answer"
+    assert found.sentence == "ranks 0, 2 do not exit, 301 s after the end of the run: killed, at no answer"
     assert "restart" not in found.fields()
 
 

@@ -103,7 +103,7 @@ def test_prepare_fetches_all_that_a_run_without_a_network_needs(run, tmp_path, p
     run.hub.stop()
     shutil.rmtree(corpus)  # another machine: no network, no home, no sources
     out = run(*settings, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "other"))
-    assert "main is " + run.commit[:12] in out and "is taken as it was prepared: `path:" in out
+    assert "main is " + run.commit[:12] in out and "is used as it was prepared: `path:" in out
     assert yaml.safe_load((run.directory / "resolved.yaml").read_text())["model"]["commit"] == run.commit
 
 
@@ -124,7 +124,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     ready = make_ready(config, 1, "cpu").config
     assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
     assert (
-        f"{prepared.where} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"
+        f"{prepared.where} is used as it was prepared: `path: {tmp_path}/texts` matches no file"
         in capsys.readouterr().out
     )
     with pytest.raises(AbsentSource):

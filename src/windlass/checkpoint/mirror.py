@@ -173,7 +173,7 @@ def fetch_newest(store: Store, run_directory: Path, log: Callable[[str], None]) 
         try:
             _fetch(store, there[step], run_directory / "checkpoints")
         except BadCheckpoint as error:
-            log(f"{store.url}/{step_name(step)} is passed over: {error.given}")
+            log(f"{store.url}/{step_name(step)} is skipped: {error.given}")
             continue
         for name in KEPT_BESIDE:
             try:

@@ -154,7 +154,7 @@ class ChatWriter:
         """Without the oldest turns behind the system's words; where the last one is too long by itself, without the middle of
         its last message. Raises UserError where hardly a word of that would stay."""
         if not self._has_said:
-            say(f"what is asked is cut to {room} tokens: the oldest turns go first (--cut-prompt)", sys.stderr)
+            say(f"the conversation is cut to {room} tokens: the oldest turns go first (--cut-prompt)", sys.stderr)
             self._has_said = True
         system = messages[: int(messages[0]["role"] == "system")]
         turns = messages[len(system) :]

@@ -118,7 +118,7 @@ def _start(
     if failure is None:
         return meeting.end(code)
     if code == EXIT_STOPPED:
-        say("windlass: another host leaves; the others go on from the last commit", sys.stderr)
+        say("windlass: another host leaves; the others resume from the last commit", sys.stderr)
         return None
     return _judge(meeting, failure, run_directory, restarts, code)
 

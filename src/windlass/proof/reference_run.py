@@ -154,7 +154,7 @@ def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
     if architecture.num_experts and any(".experts." in name for name in names):
         return "optim.groups that name experts, whose gate and up are one parameter in transformers"
     if drops(config, architecture):
-        return "dropout, whose masks transformers draws otherwise"
+        return "dropout, whose masks transformers cannot reproduce"
     if architecture.family == "gpt2" and config.adapter.kind != "none" and names:
         return "optim.groups beside an adapter of GPT-2, whose query, key and value are one module in transformers"
     if optim.kind == "muon" and (architecture.family == "gpt2" or optim.muon != MuonConfig()):

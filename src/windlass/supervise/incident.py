@@ -54,9 +54,7 @@ class Incident:
         at = f", at {own.line}" if own else ""
         if self.cause == "lingers":
             do = "does" if len(self.ranks) == 1 else "do"
-            return (
-                f"{who.rpartition(' ')[0]} {do} not leave, {self.waited_s:.0f} s after the end of the run: killed{at}"
-            )
+            return f"{who.rpartition(' ')[0]} {do} not exit, {self.waited_s:.0f} s after the end of the run: killed{at}"
         return f"{who}{where}: nothing for {self.waited_s:.0f} s{at}"
 
     def _who_died(self) -> str:

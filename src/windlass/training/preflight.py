@@ -143,7 +143,9 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
             raise error from None
         if keep is not None and prepared.stream != keep:
             raise other_stream(prepared.where) from None
-        say(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
+        say(
+            f"{prepared.where} is used as it was prepared: {error.given}, so windlass cannot tell whether that has changed"
+        )
         return prepared
 
 

@@ -205,7 +205,7 @@ def test_a_finding_says_what_where_and_what_to_change(planted):
     (finding,) = lint(prepared).findings
     assert finding.severity == "error" and finding.where == "train: shard.00000.mds, sample 3"
     assert finding.what == f"id {planted.vocab_size}, of {planted.vocab_size} tokens"
-    assert finding.change.startswith("the shards are of another tokenizer")
+    assert finding.change.startswith("the shards belong to another tokenizer")
     assert finding.line.startswith("error ids-out-of-vocabulary: id ")
 
 

@@ -138,7 +138,7 @@ def test_who_comes_second_waits_and_takes_over_where_the_first_dies(open_source,
     first.stop()
     second.wait_until(lambda: False)
     assert load_prepared(tmp_path / "grown") is not None
-    assert any("going on behind them" in line for line in lines)
+    assert any("continuing after them" in line for line in lines)
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ def test_a_preparation_that_is_killed_goes_on_and_readers_see_nothing_of_it(corp
     before = {path: path.stat().st_mtime_ns for path in (directory / "train").iterdir()}
     lines = []
     quietly(growing_config(tmp_path), lines=lines)
-    assert f"{number} shards of the training set are there: going on behind them" in lines
+    assert f"{number} shards of the training set exist: continuing after them" in lines
     assert without_journal(directory) == whole
     assert before == {path: path.stat().st_mtime_ns for path in before}
     follower.read()
@@ -109,7 +109,7 @@ def test_what_is_damaged_of_the_first_files_is_made_again(corpus, tmp_path, monk
     (tmp_path / "grown" / "validation" / "shard.00000.mds").unlink()
     lines = []
     grown = quietly(growing_config(tmp_path), lines=lines)
-    assert any(line.startswith("prepared from the begin again: ") for line in lines)
+    assert any(line.startswith("preparing again from the start: ") for line in lines)
     assert without_journal(grown.directory) == content(quietly(data_config(tmp_path)).directory)
 
 

@@ -325,7 +325,7 @@ def test_a_part_of_another_number_is_refused_while_parts_are_there(tmp_path, sou
     assert sorted(path.name for path in place.glob("part-*")) == ["part-0-of-2"]
     lines = []
     quietly(config, lines=lines)
-    assert f"{place} is not looked at: `windlass prepare RECIPE --join` joins what parts have encoded" in lines
+    assert f"{place} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded" in lines
 
 
 def test_parts_behind_a_link_are_joined_and_deleted_there(tmp_path, sources, small_chunks, small):

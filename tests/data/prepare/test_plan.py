@@ -147,7 +147,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_keeps_its_commit_over_a_kill(serve
     served.add("datasets/org/own", {"train.jsonl": '{"text": "another"}\n'})
     lines = []
     grown = quietly(data_config(tmp_path, **own, sources=[{"hub": "org/own"}]), lines=lines)
-    assert grown.commits == {"org/own@main": first} and "2 shards of the training set are there" in "\n".join(lines)
+    assert grown.commits == {"org/own@main": first} and "2 shards of the training set exist" in "\n".join(lines)
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     plain = {**own, "directory": str(tmp_path / "plain")}
     whole = quietly(data_config(tmp_path, **plain, sources=[{"path": str(tmp_path / "texts.jsonl")}]))

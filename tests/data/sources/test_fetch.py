@@ -92,7 +92,7 @@ def test_a_killed_fetch_goes_on_behind_its_last_whole_chunk(place, tmp_path, mon
         (tmp_path / "begun" / path.name).write_bytes(path.read_bytes())
     lines = []
     again = fetch(config, files, tmp_path / "begun", lines.append)
-    assert " rows were fetched before; going on behind them" in lines[0]
+    assert " rows were fetched before; continuing after them" in lines[0]
     assert [file[1:] for file in again] == [file[1:] for file in whole]
     assert list(Source(again).documents()) == TEXTS[2:35]
 

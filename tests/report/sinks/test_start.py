@@ -114,7 +114,7 @@ def test_one_that_fails_is_reported_once_and_ends_no_run(run, monkeypatch):
 
     with following(run, ["tensorboard"], say):
         assert heard.wait(60)
-    assert said == [f"tensorboard is not sent what the run logs: a reason; later: windlass sync {run} --to tensorboard"]
+    assert said == [f"metrics are not sent to tensorboard: a reason; later: windlass sync {run} --to tensorboard"]
 
 
 def test_one_that_hangs_is_left_behind(run, monkeypatch):
@@ -155,7 +155,7 @@ def test_an_object_that_hangs_is_left_behind_and_named(run):
     with sending(run, [sink], said.append, longest_s=0.0):
         pass
     sink.goes_on.set()
-    assert said == ["Hangs is still sent what the run logged; a resume goes on from there"]
+    assert said == ["metrics are still being sent to Hangs; a resume continues from there"]
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ def test_a_sink_and_a_listener_that_raise_end_no_run(base, capsys):
     config = tiny.recipe(base, "broken parts", run={"steps": 2})
     assert train(config, sinks=[Broken()], on_event=listen).step == 2
     printed = capsys.readouterr().out
-    assert "Broken is not sent what the run logs: OSError: no network" in printed
+    assert "metrics are not sent to Broken: OSError: no network" in printed
     assert "on_event raised KeyError: 'mine'; the run goes on, and it is not called again" in printed
     assert seen == ["start"] and [line["kind"] for line in tiny.lines(config.run.directory)][-1] == "end"
 

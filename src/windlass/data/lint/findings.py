@@ -17,7 +17,7 @@ class FindingKind(NamedTuple):
 AGAIN: Final = "prepare again into another data.directory"
 
 KINDS: Final[dict[str, FindingKind]] = {
-    "ids-out-of-vocabulary": FindingKind("error", f"the shards are of another tokenizer, or damaged: {AGAIN}"),
+    "ids-out-of-vocabulary": FindingKind("error", f"the shards belong to another tokenizer, or are damaged: {AGAIN}"),
     "labels-are-other-ids": FindingKind(
         "error", f"labels are the ids themselves, unshifted, or -100: the loader shifts; {AGAIN}"
     ),
@@ -37,33 +37,33 @@ KINDS: Final[dict[str, FindingKind]] = {
     ),
     "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
     "eos-doubled": FindingKind(
-        "error", "the text brings an end of its own: take it out of the text, one EOS is put behind it"
+        "error", "the text already ends with EOS: take it out of the text, since one EOS is added after it"
     ),
     "eos-of-another": FindingKind(
         "error", f"documents end by the tokenizer's own EOS: fix its eos_token, then {AGAIN}"
     ),
     "bos-doubled": FindingKind(
-        "error", "there are two beginnings where one is meant: the template writes one, so nothing else may"
+        "error", "the text begins twice: the template writes its beginning, so nothing else may"
     ),
     "template-round-trip": FindingKind("error", "fix the chat template of the tokenizer, or take another"),
     "tokenizer-of-another-model": FindingKind(
         "error", "set data.tokenizer.from to what model.from names, and prepare again"
     ),
-    "pair-of-equals": FindingKind("error", "of a pair one answer is preferred to another: leave it out"),
+    "pair-of-equals": FindingKind("error", "a pair prefers one answer to another, so they must differ: leave it out"),
     "pair-of-two-prompts": FindingKind(
-        "error", f"both answers of a pair go on with one prompt: fix what wrote them; {AGAIN}"
+        "error", f"both answers of a pair continue the same prompt: fix what wrote them; {AGAIN}"
     ),
     "pair-contradicted": FindingKind("warning", "one pair teaches the opposite of the other: leave one of them out"),
     "model-ends-otherwise": FindingKind(
-        "warning", "the model was taught another end: set eos_token in the tokenizer's tokenizer_config.json to it"
+        "warning", "the model learned another end: set eos_token in the tokenizer's tokenizer_config.json to it"
     ),
     "empty-documents": FindingKind("warning", "leave them out of the source"),
     "duplicate-documents": FindingKind("warning", "leave the copies out of the source"),
     "near-duplicates": FindingKind(
-        "warning", "they differ in white space, case or the last token alone: leave the copies out of the source"
+        "warning", "they differ only in white space, case or the last token: leave the copies out of the source"
     ),
     "validation-in-train": FindingKind(
-        "warning", "the validation loss flatters: take them out of the training documents"
+        "warning", "the validation loss looks too good: take them out of the training documents"
     ),
     "repeated-token": FindingKind("warning", "leave such documents out of the source"),
     "damaged-text": FindingKind(

@@ -158,9 +158,9 @@ def _goes_on(plan: PreparePlan, directory: Path) -> bool:
         for name in written.begin["sets"]:
             Folder(directory / name).check()
     except BadShard as error:
-        plan.log(f"prepared from the begin again: {error.given}")
+        plan.log(f"preparing again from the start: {error.given}")
         return False
-    plan.log(f"{len(written.shards)} shards of the training set are there: going on behind them")
+    plan.log(f"{len(written.shards)} shards of the training set exist: continuing after them")
     return True
 
 

@@ -216,7 +216,7 @@ def choose(
         held_out = (
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
         )
-        log(f"{held_out}; those behind are trained on, but for copies of what is held out")
+        log(f"{held_out}; later ones are trained on, except copies of held-out ones")
     chunked = ChunkedSets(selections, runner, kept)
     amounts = chunked.measure(["train"] if streamed else [], only_chunked=counts is not None)
     judge([plan.bad_rows[name] for name in named], log)

@@ -166,7 +166,7 @@ def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Pat
     if is_join:
         check_complete(parts, directory)  # none may be there
     elif place.exists():
-        log(f"{place} is not looked at: `windlass prepare RECIPE --join` joins what parts have encoded")
+        log(f"{place} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded")
 
 
 def check_place(config: DataConfig, deadline_s: float) -> None:

@@ -79,7 +79,7 @@ class Stream:
         if is_whole:
             log(f"{config.label}: all {self._chunks.rows} rows were fetched before")
         elif self._chunks.rows:
-            log(f"{config.label}: {self._chunks.rows} rows were fetched before; going on behind them")
+            log(f"{config.label}: {self._chunks.rows} rows were fetched before; continuing after them")
         first, end = config.slice
         if is_whole:
             self._rows: Iterator[Row] = iter(())

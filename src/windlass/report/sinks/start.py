@@ -59,7 +59,7 @@ def sending(
         try:
             follow(Follower(name, sent_run(run_directory), lambda _run: sink), is_over.wait)
         except Exception as error:
-            say(f"{name} is not sent what the run logs: {type(error).__name__}: {error}")
+            say(f"metrics are not sent to {name}: {type(error).__name__}: {error}")
 
     if sinks:
         (run_directory / "sinks").mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def sending(
         for thread, name in zip(threads, names, strict=True):
             thread.join(longest_s)
             if thread.is_alive():
-                say(f"{name} is still sent what the run logged; a resume goes on from there")
+                say(f"metrics are still being sent to {name}; a resume continues from there")
 
 
 def _name_of(sinks: Sequence[Sink], sink: Sink) -> str:
@@ -100,7 +100,7 @@ def _watch(process: "subprocess.Popen[bytes]", name: str, run_directory: Path, s
         with contextlib.suppress(OSError):
             lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.startswith("windlass: ")]
         reason = lines[-1].removeprefix("windlass: ") if lines else f"exit code {process.returncode}, see {log}"
-        say(f"{name} is not sent what the run logs: {reason}; later: {_again(run_directory, name)}")
+        say(f"metrics are not sent to {name}: {reason}; later: {_again(run_directory, name)}")
 
 
 def _log_of(run_directory: Path, name: str) -> Path:
