@@ -239,7 +239,7 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
     if is_raw(text):
         raise UserError(
             f"{where} is a URL whose user or password holds @, /, ? or #",
-            "these characters end a part of a URL, so windlass cannot tell where the host begins",
+            "these characters end a part of a URL, so windlass cannot find where the host begins",
             "write them percent-encoded: %40 for @, %2F for /, %3F for ?, %23 for #",
         )
     return text

@@ -144,7 +144,7 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
         if keep is not None and prepared.stream != keep:
             raise other_stream(prepared.where) from None
         say(
-            f"{prepared.where} is used as it was prepared: {error.given}, so windlass cannot tell whether that has changed"
+            f"{prepared.where} is used as it was prepared: {error.given}, so windlass cannot check whether that has changed"
         )
         return prepared
 
