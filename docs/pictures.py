@@ -82,7 +82,7 @@ def ddp() -> Canvas:
 
 def fsdp() -> Canvas:
     canvas = Canvas(760, 392, "FSDP: shards, gathered unit by unit")
-    canvas.words(20, 28, "what lies between steps: a quarter of every unit", 13, "start", bold=True)
+    canvas.words(20, 28, "kept between steps: a quarter of every unit", 13, "start", bold=True)
     units = ("root", "block 0", "block 1", "block 2")
     for row, unit in enumerate(units):
         canvas.words(88, 56 + 26 * row, unit, 11.5, "end", "faint")
