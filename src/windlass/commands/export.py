@@ -74,9 +74,7 @@ def export(
         check_push(push)
     elif private:
         raise UserError(
-            "--private without --push",
-            "--private sets who may read a repository on the hub",
-            "leave it out, or add --push",
+            "--private without --push", "a directory has no readers to choose", "leave it out, or add --push"
         )
     _check_target(path, target, dtype)
     saved = open_saved(path, step, base=base)

@@ -73,8 +73,7 @@ class SourceConfig(Settings):
     query it is the same file as long as size and ETag stay the same."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
-    until a file of this name exists, such as _SUCCESS. Give a file its name only when it is complete; until then begin the name
-    with a dot."""
+    until a file of this name exists, such as _SUCCESS. Begin the name of an unfinished file with a dot."""
     hub: str | None = None
     """A dataset on the Hugging Face hub by name (org/name), streamed once, during preparation; or a local directory that the
     library `datasets` knows: the output of `save_to_disk`, or data files."""
@@ -127,9 +126,8 @@ class SourceConfig(Settings):
         | None
     ) = None
     """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
-    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or where the conversation is in a row
-    with `format: chat`, or of the prompt with `preference`: messages, sharegpt, alpaca, prompt-completion, or the row's own
-    names."""
+    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or where a row has its conversation (chat)
+    or its prompt (preference): messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
     documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
@@ -151,16 +149,8 @@ class SourceConfig(Settings):
         return given
 
     def rules(self) -> Sequence[Iterator[Violation]]:
-        return (
-            self._one_kind(),
-            self._credentials(),
-            self._keys(),
-            self._filters(),
-            self._hub(),
-            self._growing(),
-            self._rows(),
-            self._tokens(),
-        )
+        begin = (self._one_kind(), self._credentials(), self._keys(), self._filters())
+        return (*begin, self._hub(), self._growing(), self._rows(), self._tokens())
 
     def _one_kind(self) -> Iterator[ValueError]:
         given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
