@@ -56,8 +56,7 @@ def test_docstrings_and_messages_use_the_words_of_the_field():
     source = ROOT / "src" / "windlass"
     found = []
     for file in sorted(source.rglob("*.py")):
-        text = file.read_text("utf-8").replace("capsule.json", "")  # a file of the format before
-        lines = text.replace("def tell(", "").splitlines()  # Python's name, of files
+        lines = file.read_text("utf-8").replace("def tell(", "").splitlines()  # Python's name, of files
         where = file.relative_to(source)
         found += [
             f"{where}:{at}: {word[0]}: {line}" for at, line in enumerate(lines, 1) if (word := COINED.search(line))

@@ -60,7 +60,7 @@ class Checkpoint:
         if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may be whole, and must not be renamed
             age = "an older" if schema < SCHEMA else "a newer"
             raise UserError(
-                f"{directory} is of {age} format, {schema}" + (", with a capsule.json" if schema == 1 else ""),
+                f"{directory} is of {age} format, {schema}",
                 f"this version of windlass reads format {SCHEMA} only",
                 "read it with the version that wrote it, or begin another run.directory",
             )

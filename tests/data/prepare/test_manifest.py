@@ -137,16 +137,3 @@ def test_a_set_with_fewer_samples_than_promised_is_found(copied):
     (directory / "train" / "index.json").write_text(json.dumps(index))
     wanted = load_prepared(directory).sets["train"].samples
     assert f"promises {wanted}" in refused(config, kind=BadShard).rule
-
-
-def test_a_prepared_json_of_the_version_before_is_read(copied):
-    config, directory = copied
-    path = directory / "prepared.json"
-    wanted, content = open_prepared(config, {}), json.loads(path.read_text())
-    for key in ("date", "written_order"):
-        del content[key]
-    for info in content["sets"].values():
-        del info["unwritten"]
-    path.write_text(json.dumps({**content, "arrived": {"sources.0": {"a.txt": "00"}}}))
-    found = open_prepared(config, {})
-    assert found.written_order == {"sources.0": {"a.txt": "00"}} and found.sets == wanted.sets and found.date is None

@@ -43,7 +43,7 @@ class ShownSample(NamedTuple):
 class SetOverview(NamedTuple):
     survey: Survey
     by_source: list[SourceAmount]
-    """Empty for one source, and where an earlier version prepared it."""
+    """Empty for one source, and for a set that is still being written."""
     samples: list[ShownSample]
 
 

@@ -34,11 +34,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
-    if settings["compression"] == "none":  # as before there was the setting
-        del settings["compression"]
     settings["held_out_of"] = config.order.held_out_of
-    if len(config.sources) > 1 and not isinstance(config.validation, (SourceConfig, str)):
-        settings["validation_by_source"] = True  # before, all were one stream
     for source in settings["sources"]:
         source["weight"] = bool(config.mixture)
     settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
@@ -46,15 +42,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         if isinstance(source, dict) and "format" in source:  # else an amount to hold out
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
             del source["name"]
-            if source["bad_rows"]["at_most"] == 0:  # as before there was the setting
-                del source["bad_rows"]
-            else:
-                del source["bad_rows"]["report"]
-            for key in ("file_format", "id_type", "stored", "filters", "fill_in_middle"):
-                if source[key] is None:  # as before there was the setting
-                    del source[key]
-            if source.get("filters"):  # a filter that is new is not in a preparation of before
-                source["filters"] = {key: value for key, value in source["filters"].items() if value is not None}
+            del source["bad_rows"]["report"]
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source

@@ -31,8 +31,6 @@ from windlass.errors import BadShard, UserError
 from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
-# keys that earlier versions do not write
-ADDED = ("by_source", "unwritten", "date", "cut", "bad_rows", "filtered", "duplicates", "near_pairs")
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
 """Of a preference run's reference scores, which are kept beside the data that they are of."""
@@ -199,8 +197,6 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
     rule = f"{PREPARED_NAME} is as this version of windlass writes it"
     try:
         content = json.loads(data)
-        if "arrived" in content:  # its name in earlier versions
-            content["written_order"] = content.pop("arrived")
         sets = content["sets"]
         other = _other_keys(Prepared, content) + [key for info in sets.values() for key in _other_keys(SetInfo, info)]
         if other:
@@ -215,7 +211,7 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
 def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
     """In words, each key of `content` that this version does not write, and each that it would write."""
     known = [entry.name for entry in fields(kind) if entry.name not in UNSAVED]
-    lacking = [f"it has no `{name}`" for name in known if name not in content and name not in ADDED]
+    lacking = [f"it has no `{name}`" for name in known if name not in content]
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 
