@@ -13,24 +13,14 @@
         BadLayout          1   a bug of ours; printed with its traceback
         Stopped           75   a signal ended the run after a checkpoint (from Python, where asked for)
 
-    code  meaning                                                              retry
-    0     done
-    1     a bug of ours, with a traceback                                      a few times: it may be a crash of one host
-    2     the recipe or its surroundings (UserError)                           no
-    3     not equal (`verify`, `checkpoint diff`)                              no
-    4     diverged                                                             no
-    5     ranks out of step                                                    yes, from the last checkpoint
-    74    data or storage does not answer                                      yes
-    75    stopped on request after a checkpoint                                yes: the same command goes on
-    130   interrupted before there was anything to save, or a second Ctrl-C    no
-    128+n a rank was killed by signal n (from our launcher)                    yes
-
-`code` and `retry` are attributes of each class. `windlass.cli.main` alone turns an error into an exit code.
+`EXITS` says what each exit code means and who starts the same command again after it: our launcher, Flyte, Kubernetes and SLURM
+all go by it. A rank that signal n killed makes our launcher exit with 128 + n, which is no code of the table: it is tried again.
+`windlass.cli.main` alone turns an error into an exit code.
 """
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from windlass.safe_text import shown
 
@@ -46,8 +36,34 @@ EXIT_UNAVAILABLE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention
 EXIT_SIGNAL: Final = 128  # + the signal's number
-FINAL: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
-"""After these the same command would end the same way: whatever starts ranks again, here or in a cluster, does not then."""
+
+
+class Ending(NamedTuple):
+    """What an exit code means, and whether the same command is started again after it, with nothing changed by anybody."""
+
+    meaning: str
+    retry: bool
+    """By a cluster, with new processes: whether it may end in another way."""
+    restart: bool
+    """By the launcher of the ranks, while it runs: at most `launch.max_restarts` times, and not for a step that failed thrice."""
+
+
+EXITS: Final = {
+    0: Ending("done", retry=False, restart=False),
+    EXIT_BUG: Ending("a bug of ours, with a traceback: it may be a crash of one host", retry=True, restart=True),
+    EXIT_USER_ERROR: Ending("the recipe or its surroundings", retry=False, restart=False),
+    EXIT_NOT_EQUAL: Ending("not equal (`verify`, `checkpoint diff`)", retry=False, restart=False),
+    EXIT_DIVERGED: Ending("diverged", retry=False, restart=False),
+    EXIT_OUT_OF_SYNC: Ending("ranks out of step: from the last checkpoint", retry=True, restart=True),
+    EXIT_UNAVAILABLE: Ending("data or storage does not answer", retry=True, restart=True),
+    EXIT_STOPPED: Ending("stopped on request after a checkpoint, from which it goes on", retry=True, restart=False),
+    # a second Ctrl-C, which ends our launcher too; within a cluster's job a signal is the cluster's
+    EXIT_INTERRUPTED: Ending("interrupted before there was anything to save", retry=True, restart=False),
+}
+FINAL: Final = tuple(code for code, ending in EXITS.items() if code and not ending.retry)
+"""After these codes a cluster does not start the same command again."""
+NOT_RESTARTED: Final = tuple(code for code, ending in EXITS.items() if not ending.restart)
+"""After these codes a launcher does not start its ranks again."""
 
 
 class WindlassError(Exception):
@@ -55,14 +71,17 @@ class WindlassError(Exception):
     holds no secret of a URL and no control character, whatever it quotes."""
 
     code: ClassVar[int] = EXIT_BUG
-    retry: ClassVar[bool] = False
-    """Whether the same command may succeed when it is started again, with nothing changed by anybody."""
     elsewhere: bool = False
     """Whether it happened on another rank, which shows it. It is raised here as well, so that all ranks end alike."""
 
     def __init__(self, given: str, rule: str, change: str):
         self.given, self.rule, self.change = shown(given), shown(rule), shown(change)
         super().__init__(self.given, self.rule, self.change)
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same command may succeed when it is started again: see EXITS."""
+        return EXITS[self.code].retry
 
     def __str__(self) -> str:
         return f"{self.given}\n  rule:   {self.rule}\n  change: {self.change}"
@@ -108,19 +127,19 @@ class SeveralErrors(UserError):
 class Unavailable(UserError):
     """A store, a hub or a server that does not answer, or fails, now."""
 
-    code, retry = EXIT_UNAVAILABLE, True
+    code = EXIT_UNAVAILABLE
 
 
 class UnreachableSource(AbsentSource):
     """A source whose server this host cannot reach now. What was prepared of it before may be used."""
 
-    code, retry = EXIT_UNAVAILABLE, True
+    code = EXIT_UNAVAILABLE
 
 
 class Stopped(WindlassError):
     """A run that a signal ended after a checkpoint. Only `train(..., raise_on_stop=True)` raises it."""
 
-    code, retry = EXIT_STOPPED, True
+    code = EXIT_STOPPED
 
 
 class Interrupted(KeyboardInterrupt):
@@ -147,7 +166,7 @@ class Diverged(WindlassError):
 class OutOfSync(WindlassError):
     """Ranks that should hold the same batch or the same weights hold different ones; raised on all ranks alike."""
 
-    code, retry = EXIT_OUT_OF_SYNC, True
+    code = EXIT_OUT_OF_SYNC
 
 
 class BadLayout(WindlassError):

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, FINAL
+from windlass.errors import NOT_RESTARTED
 from windlass.safe_text import say
 from windlass.status import Status, goes_on, hold_restarts, read_status, write_status
 from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import Deadlines
 
 TIMES_AT_A_STEP: Final = 3
-NEVER: Final = (*FINAL, EXIT_STOPPED, EXIT_INTERRUPTED)
-"""Exit codes after which the same command would end the same way, or was asked to end by the user."""
 
 
 class Failure(NamedTuple):
@@ -48,7 +46,7 @@ class Restarts:
         """Counts `failure` -> None if the ranks are started again, else why they are not; empty where that needs no words."""
         step = failure.incident.number
         self._steps.append(step)
-        if failure.code in NEVER or not self.most:
+        if failure.code in NOT_RESTARTED or not self.most:
             return ""
         if self._steps[-TIMES_AT_A_STEP:] == [step] * TIMES_AT_A_STEP:
             if step is None:

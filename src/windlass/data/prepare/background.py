@@ -23,7 +23,15 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
-from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
+from windlass.errors import (
+    EXIT_BUG,
+    EXIT_USER_ERROR,
+    AbsentSource,
+    BadShard,
+    Unavailable,
+    UnreachableSource,
+    UserError,
+)
 from windlass.safe_text import keep_secret, say, secret_values
 
 POLL_S: Final = 0.1
@@ -48,7 +56,7 @@ def serve() -> None:
         )
     except UserError as error:
         _send({"error": [error.given, error.rule, error.change], "kind": type(error).__name__})
-        os._exit(2)
+        os._exit(EXIT_USER_ERROR)
     os._exit(0)
 
 
@@ -56,7 +64,7 @@ def _send(message: Mapping[str, Any]) -> None:
     try:
         print(json.dumps(message), flush=True)
     except BrokenPipeError:  # the parent is gone
-        os._exit(1)
+        os._exit(EXIT_BUG)
 
 
 def _send_crash(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -66,7 +74,7 @@ def _send_crash(kind: type[BaseException], error: BaseException, where: Tracebac
 
 def _end_with_input() -> None:
     sys.stdin.read()
-    os._exit(1)
+    os._exit(EXIT_BUG)
 
 
 def _command() -> list[str]:
