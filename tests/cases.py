@@ -44,7 +44,7 @@ STEPS = 3
 RATES = (1e-3, 2e-3, 5e-4)
 OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm that is reached in every step
 HOOKS = BuildHooks(Chunks(head_logits=5 * 256))  # five tokens at a time, and a rest of fewer
-SETTINGS = ReferenceSettings(RATES, max_norm=0.3)
+SETTINGS = ReferenceSettings(RATES, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_norm=0.3)
 
 PLAIN = {
     "hidden_size": 40,
@@ -253,7 +253,8 @@ def reference_adapter(directory: str, settings: dict[str, Any]) -> LowRank:
 def reference_preference(settings: dict[str, Any]) -> Preferred:
     """The same objective for the reference."""
     names = {"loss": "loss", "beta": "beta", "label_smoothing": "smoothing", "target_margin": "target"}
-    return Preferred(**{names[name]: value for name, value in settings.items() if name != "kind"})
+    given = {names[name]: value for name, value in settings.items() if name != "kind"}
+    return Preferred(**{"loss": "sigmoid", "beta": 0.1, "smoothing": 0.0, "target": 0.5} | given)
 
 
 def train_layout(directory: str, case: Layout) -> dict:

@@ -24,6 +24,7 @@ ROOMS = (
     "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks", "plan", "training.parts", "training.sizing",
 )  # fmt: skip
 HALL = (
+    "batch",
     "errors",
     "units",
     "hardware",
@@ -378,6 +379,7 @@ BROAD_EXCEPT = {
 }
 # files whose behaviour is proved where it is used: each with the test that turns red
 NO_TEST_OF_ITS_OWN = {
+    "batch.py": "an alias and a number",
     "__main__.py": "one line: python -m windlass",
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",

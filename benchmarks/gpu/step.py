@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from variants import MultiTensorAdamW, make_dense, masked
 
 from windlass.adapters.config import AdapterConfig
+from windlass.batch import Batch
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
@@ -44,7 +45,7 @@ from windlass.optim.schedule import learning_rate
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.program import Batch, ShardedProgram
+from windlass.parallel.program import ShardedProgram
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.units import GIB

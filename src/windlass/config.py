@@ -26,7 +26,7 @@ from windlass.optim.config import OptimConfig
 from windlass.other_names.answers import other_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors, sequence_errors
-from windlass.parallel.rules.check_layout import OtherSettings, layout_errors
+from windlass.parallel.rules.check_layout import OtherSettings, layout_errors, torch_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
 from windlass.report.config import ReportConfig
@@ -210,10 +210,9 @@ class RunConfig(Settings):
 
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
-        batch = (self.run.tokens_per_step, self.data.sequence_length, self.micro_batch)
-        parallel, per_sample = self.parallel, self._per_sample
-        for error in batch_errors(*batch, batch_ranks, parallel.schedule, parallel.pp, per_sample=per_sample):
-            raise error
+        batch = (self.run.tokens_per_step, self.data.sequence_length, self.micro_batch, batch_ranks)
+        parallel = self.parallel
+        raise_all(batch_errors(*batch, parallel.schedule, parallel.pp, per_sample=self._per_sample))
         return self.sequences_per_step // (self.micro_batch * batch_ranks)
 
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
@@ -231,9 +230,10 @@ class RunConfig(Settings):
         )
         return layout_errors(self.parallel, architecture, world, others)
 
-    def check_layout(self, architecture: Architecture | None, world: int | None = None) -> None:
-        """Raises one UserError that lists what the layout cannot have."""
-        raise_all(self.layout_violations(architecture, world))
+    def check_layout(self, architecture: Architecture | None, world: int | None = None, here: bool = False) -> None:
+        """Raises one UserError that lists what the layout cannot have. `here`: with the torch of this host."""
+        of_torch = torch_errors(self.parallel) if here else ()
+        raise_all((*self.layout_violations(architecture, world), *of_torch))
 
 
 def load_recipe(path: str | Path, *overrides: str, family: type[Family] | None = None) -> RunConfig:

@@ -12,9 +12,10 @@ from tokenizers import AddedToken, Tokenizer
 from tests import tiny
 from tests.data.chat_templates import CASES
 from tests.data.planted import WORDS
+from windlass.batch import NOT_COUNTED
 from windlass.commands.data_inspect import show
 from windlass.config import to_yaml
-from windlass.data.packing import NOT_COUNTED, unpack
+from windlass.data.packing import unpack
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader
 from windlass.report.events import read_events

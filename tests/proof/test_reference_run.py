@@ -3,15 +3,15 @@
 import torch
 
 from tests import tiny
+from windlass.batch import NOT_COUNTED
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
-from windlass.model.head.loss import IGNORED
 from windlass.proof import reference_run as one_process
 from windlass.proof import watch as proof
 
 
 def test_targets_that_count_are_counted_by_batch():
-    batches = [{"targets": torch.tensor([[1, IGNORED, 2], [IGNORED] * 3])}, {"targets": torch.tensor([[0]])}]
+    batches = [{"targets": torch.tensor([[1, NOT_COUNTED, 2], [NOT_COUNTED] * 3])}, {"targets": torch.tensor([[0]])}]
     assert one_process.counted(batches) == [2, 1]
 
 

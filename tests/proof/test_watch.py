@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 import windlass
+from windlass.batch import NOT_COUNTED
 from windlass.model.config import ModelConfig
-from windlass.model.head.loss import IGNORED
 from windlass.proof import watch as proof
 
 
@@ -18,13 +18,13 @@ def rows(num_rows=40, length=13):
 def test_masks_are_uneven_and_the_same_wherever_a_row_lies():
     ids, targets = rows()
     masked = proof.take_targets(ids, targets)
-    counts = (masked != IGNORED).sum(1)
+    counts = (masked != NOT_COUNTED).sum(1)
     assert counts.min() == 0 and counts.max() == 13 and len(counts.unique()) > 4
-    assert (masked[counts > 0] == targets[counts > 0])[masked[counts > 0] != IGNORED].all()
+    assert (masked[counts > 0] == targets[counts > 0])[masked[counts > 0] != NOT_COUNTED].all()
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(3))
     assert torch.equal(proof.take_targets(ids[order], targets[order]), masked[order])
     assert torch.equal(proof.take_targets(ids[7:9], targets[7:9]), masked[7:9])
-    ignored = torch.full_like(targets, IGNORED)
+    ignored = torch.full_like(targets, NOT_COUNTED)
     assert torch.equal(proof.take_targets(ids, ignored), ignored)
 
 
@@ -42,10 +42,10 @@ def test_every_border_of_the_vocabulary_is_met_as_input_and_as_target():
     assert set(borders) <= set(odd["input_ids"].flatten().tolist()) and set(borders) <= set(
         odd["targets"].flatten().tolist()
     )
-    assert ((odd["targets"] == IGNORED) == (proof.take_targets(ids, targets) == IGNORED)).all()
+    assert ((odd["targets"] == NOT_COUNTED) == (proof.take_targets(ids, targets) == NOT_COUNTED)).all()
     assert (odd["input_ids"] == ids).float().mean() > 0.7 and ids.equal(rows()[0]), "most stay, and what was given too"
     joined = odd["targets"][:, :-1] == odd["input_ids"][:, 1:]
-    assert joined[odd["targets"][:, :-1] != IGNORED].all(), "a target is still the next token"
+    assert joined[odd["targets"][:, :-1] != NOT_COUNTED].all(), "a target is still the next token"
     one = proof.odd({"input_ids": ids[7:9], "targets": targets[7:9]}, borders)
     assert all(torch.equal(one[name], odd[name][7:9]) for name in one)
 

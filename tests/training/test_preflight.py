@@ -18,13 +18,13 @@ from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, vocab_size_of
 from windlass.data.tokenize.tokenizer import train as train_tokenizer
-from windlass.errors import UserError
+from windlass.errors import SeveralErrors, UserError
 from windlass.parallel.rules import pipeline
 from windlass.runtime import start_runtime
 from windlass.training import preflight
 from windlass.training.loop import train
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_before_training, make_ready, plan_of, prepare_only
+from windlass.training.preflight import check_before_training, check_run, make_ready, plan_of, prepare_only
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,18 @@ def test_a_schedule_that_this_torch_cannot_run_is_refused_before_data_is_prepare
     with old, pytest.raises(UserError, match=r"torch 2\.11\.0"):
         make_ready(config, 2, "cpu")
     assert not (tmp_path / "data").exists()
+
+
+def test_what_this_torch_cannot_run_is_listed_with_what_the_model_cannot_have(tmp_path):
+    base = dict.fromkeys(tiny.MODEL) | {"from": str(tiny.write_base(tmp_path / "base"))}
+    parallel = {"tp": 3, "context": 2, "context_kind": "ulysses", "compile": True}
+    config = tiny.recipe(tmp_path, model=base, parallel=parallel, data={"sequence_length": 48})
+    old = mock.patch.object(pipeline.importlib.metadata, "version", lambda _: "2.11.0")
+    with old, pytest.raises(SeveralErrors) as caught:
+        check_run(config, 6, "cpu")
+    given = [error.given for error in caught.value.errors]
+    assert any(one.startswith("parallel.tp=3 for a model of 4 query heads") for one in given), given
+    assert "parallel.context_kind=ulysses with parallel.compile=true and torch 2.11.0" in given
 
 
 # ---- a budget of activations

@@ -200,7 +200,7 @@ def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event],
         return EXIT_STOPPED if run(config, on_event=on_event).stopped else 0
     from windlass.training.interruptible import interruptible
 
-    config.check_layout(config.model.shape(config.data.tokenizer.train), num_ranks)
+    config.check_layout(config.model.shape(config.data.tokenizer.train), num_ranks, here=True)
     with interruptible(config.run.directory):
         return local.launch(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
 

@@ -25,7 +25,7 @@ from windlass.checkpoint.manifest import step_name
 from windlass.checkpoint.reshard import reshard
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
-from windlass.errors import UserError
+from windlass.errors import UserError, raise_all
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.lora.adapter import adapter_of
@@ -33,7 +33,7 @@ from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.rules.check_layout import OtherSettings, check_layout
-from windlass.parallel.rules.pipeline import check_torch
+from windlass.parallel.rules.pipeline import schedule_errors
 from windlass.precision.policy import precision_of
 from windlass.ranks.owned_part import ranges_at
 from windlass.training.open_saved import find_checkpoint, read_trainer_state
@@ -108,7 +108,7 @@ def layout_of(config: RunConfig, num_ranks: int | None) -> MeshLayout:
     parallel = config.parallel
     given = max(parallel.replicate, 1) * max(parallel.shard, 1)
     layout = parallel.layout(num_ranks or parallel.pp * parallel.context * parallel.tp * given)
-    check_torch(parallel.schedule, layout.pp)
+    raise_all(schedule_errors(parallel.schedule, layout.pp))
     return layout
 
 

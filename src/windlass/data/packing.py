@@ -23,7 +23,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-NOT_COUNTED = -100
+from windlass.batch import NOT_COUNTED
+
 WHOLE: Final = 100  # percent that a target weighs, unless said
 BUFFER_SAMPLES: Final = 2048  # of best-fit, in samples' worth of documents: 16 MB at T = 2048
 SAMPLES_AT_ONCE: Final = 256  # written out: twice 2 MB at T = 2048

@@ -28,6 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from windlass.batch import NOT_COUNTED
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.attention.context import Context
@@ -37,7 +38,6 @@ from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
 from windlass.model.head.head import Head
-from windlass.model.head.loss import IGNORED
 from windlass.model.head.source_losses import SourceLosses
 from windlass.model.layers import MLP, Attention, make_norm
 from windlass.model.lora.adapter import Adapter
@@ -221,7 +221,7 @@ class Decoder(nn.Module):
         row_T, stream_T, heads_H = (None,) * 3 if dropped is None else self._shares(num_positions, input_ids.device)
         if dropped is not None and self.first:
             hidden_BTD = dropout(hidden_BTD, self.arch.embd_dropout, dropped["embedding"], EMBEDDING, stream_T)
-        counted = None if targets is None or not self.arch.num_experts else targets != IGNORED
+        counted = None if targets is None or not self.arch.num_experts else targets != NOT_COUNTED
         ropes = make_ropes(arch, positions, hidden_BTD.dtype)
         for index, block in self.model.layers.items():
             is_windowed = int(index) in self.arch.window_layers

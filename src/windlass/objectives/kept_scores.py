@@ -19,9 +19,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from windlass.batch import Batch
 from windlass.errors import UserError
 from windlass.objectives.preference import REFERENCE
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 
 SCORES: Final = "reference/scores.safetensors"
 """Their name in a checkpoint."""

@@ -4,10 +4,11 @@ from typing import Protocol
 
 import torch
 
+from windlass.batch import Batch
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.preference import Preference
 from windlass.objectives.pretrain import Pretrain
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 
 
 class Objective(Protocol):

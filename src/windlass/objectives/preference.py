@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from windlass.model.head.loss import IGNORED, as_bits
+from windlass.batch import NOT_COUNTED, Batch
+from windlass.model.head.loss import as_bits
 from windlass.objectives.config import ObjectiveConfig
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 
 REFERENCE: Final = "reference"
 """The key of a batch's kept scores, [rows] in fp64: log q of each answer."""
@@ -98,7 +99,7 @@ class Preference:
         count no target (padding of a validation set, a shard that was left out) is none."""
         kept = [batch[REFERENCE] for batch in batches if REFERENCE in batch]
         batches = [{name: tensor for name, tensor in batch.items() if name != REFERENCE} for batch in batches]
-        tokens_P2 = torch.cat([(batch["targets"] != IGNORED).sum(1) for batch in batches]).double().view(-1, 2)
+        tokens_P2 = torch.cat([(batch["targets"] != NOT_COUNTED).sum(1) for batch in batches]).double().view(-1, 2)
         log_p_P2 = program.score(batches).double().view(-1, 2)
         log_q_P2 = self._reference(kept, batches, program).view(-1, 2)
         is_pair_P = (tokens_P2 > 0).all(1)

@@ -2,8 +2,8 @@
 
 import torch
 
-from windlass.model.head.loss import IGNORED
-from windlass.parallel.program import Batch, Program
+from windlass.batch import NOT_COUNTED, Batch
+from windlass.parallel.program import Program
 
 
 class Pretrain:
@@ -20,7 +20,7 @@ class Pretrain:
 
 def counted(batch: Batch) -> torch.Tensor:
     """How many targets of a batch count, by their weights where it has some: the head's loss is a sum by weight then."""
-    is_counted_BT = batch["targets"] != IGNORED
+    is_counted_BT = batch["targets"] != NOT_COUNTED
     if "percent" not in batch:
         return is_counted_BT.sum()
     return batch["percent"].where(is_counted_BT, 0).sum().double() / 100

@@ -7,7 +7,7 @@ parallel/rules holds what the settings allow of each other, of a model and of a 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,9 @@ from windlass.settings import Settings
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 Stage = Literal[0, 1, 2, 3]
 """How much ZeRO cuts."""
+LEFT_OUT: Final[Stage] = 3
+LEFT_OUT_BESIDE_PP: Final[Stage] = 1
+"""`zero` where a recipe does not give it, without and with a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class ParallelConfig(Settings):
     expert: int = Field(1, ge=1)
     """Ranks among which the experts of each sparse layer are divided; each holds its experts whole, and tokens travel to them.
     It divides shard x context and adds no ranks. 1: shard shards experts like all other parameters. Works with zero 1 to 3."""
-    zero: Stage | Literal["auto"] = 3
+    zero: Stage | Literal["auto"] = LEFT_OUT
     """What `shard` shards. If not given and pp is above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states;
     whole gradients are summed over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters
     stay gathered through the step. 3: parameters too, gathered again in backward. auto: the lowest of these stages whose step
@@ -109,7 +112,7 @@ class ParallelConfig(Settings):
         if not isinstance(given, dict):
             return given
         if isinstance(given.get("pp"), int) and given["pp"] > 1:
-            given = {"zero": 1} | given
+            given = {"zero": LEFT_OUT_BESIDE_PP} | given
         if given.get("zero") == 0:
             return {"replicate": -1, "shard": 1} | given
         return {"shard": 1} | given if given.get("replicate") == -1 else given
@@ -117,7 +120,9 @@ class ParallelConfig(Settings):
     @property
     def zero_stage(self) -> Stage:
         """`zero`; where it is not chosen yet, what it is where it is left out."""
-        return (1 if self.pp > 1 else 3) if self.zero == "auto" else self.zero
+        if self.zero == "auto":
+            return LEFT_OUT_BESIDE_PP if self.pp > 1 else LEFT_OUT
+        return self.zero
 
     def with_zero(self, stage: Stage) -> Self:
         """The same ranks with another `zero`: with 0 replicate takes those of a shard that was left open. Raises UserError where

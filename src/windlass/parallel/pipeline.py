@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from windlass.batch import Batch
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import cut_rows
@@ -41,7 +42,7 @@ from windlass.parallel.ddp import sum_gradients
 from windlass.parallel.fsdp import after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.program import BY_ROW, Batch, DecoderProgram, scoring
+from windlass.parallel.program import BY_ROW, DecoderProgram, scoring
 from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from windlass.batch import Batch
 from windlass.model.head.loss import factor_bits
 from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
@@ -32,7 +33,6 @@ from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
 from windlass.precision.sums import summed
 
-Batch = dict[str, torch.Tensor]
 BY_ROW: Final = {"by_row": True}
 """Beside a batch: the model returns each row's nats."""
 NO_MASTERS: Final[Mapping[str, nn.Parameter]] = MappingProxyType({})

@@ -33,9 +33,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from windlass.batch import Batch
 from windlass.errors import OutOfSync
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 from windlass.parallel.records import Record, local_part
 
 PIECE: Final = 1 << 22  # words hashed at a time: 64 MiB of scratch

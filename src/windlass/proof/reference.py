@@ -59,11 +59,11 @@ class Group:
 @dataclass(frozen=True)
 class ReferenceSettings:
     learning_rates: Sequence[float]
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float = 1.0
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    max_norm: float
     groups: Sequence[Group] = ()
     muon: bool = False
     adapter: LowRank | None = None

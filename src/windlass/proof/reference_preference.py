@@ -12,10 +12,10 @@ class Preferred:
     """Rows 2i and 2i + 1 are the chosen and the rejected answer of a pair; the loss is a mean over pairs that count something.
     The reference model is the one that training begins with, or its base."""
 
-    loss: str = "sigmoid"
-    beta: float = 0.1
-    smoothing: float = 0.0
-    target: float = 0.5
+    loss: str
+    beta: float
+    smoothing: float
+    target: float
     of_base: bool = True
     """Without the adapter's factors."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from windlass.batch import NOT_COUNTED, Batch
 from windlass.config import RunConfig
 from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import Prepared
@@ -24,13 +25,11 @@ from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
-from windlass.model.head.loss import IGNORED
 from windlass.model.init import initialise
 from windlass.model.lora.adapter import is_factor
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate
-from windlass.parallel.program import Batch
 from windlass.proof.proxy_adapter import proxy_reference
 from windlass.proof.reference import Group, ReferenceSettings, Trace, by_matrix, train_reference
 from windlass.proof.reference_preference import Preferred
@@ -93,10 +92,10 @@ def apart(batch: Batch, end_of_text: int, num_documents: int) -> Batch:
     ids, targets = batch["input_ids"].tolist(), batch["targets"].tolist()
     documents = []
     for row, wanted in zip(ids, targets, strict=True):
-        last = max((at for at, target in enumerate(wanted) if target != IGNORED), default=0)
+        last = max((at for at, target in enumerate(wanted) if target != NOT_COUNTED), default=0)
         found = [0, *(at for at in range(1, last + 1) if row[at - 1] == end_of_text)]
         documents.append(found + [len(row)] * (num_documents - len(found)))
-    targets_BT = batch["targets"].masked_fill(batch["input_ids"] == end_of_text, IGNORED)
+    targets_BT = batch["targets"].masked_fill(batch["input_ids"] == end_of_text, NOT_COUNTED)
     return {"documents": torch.tensor(documents), "targets": targets_BT}
 
 
@@ -113,14 +112,14 @@ def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
 def counted(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
     """What a loss is a mean over, of each batch: targets that count, or pairs."""
     if is_preference:
-        return [int((batch["targets"] != IGNORED).any(1).view(-1, 2).all(1).sum()) for batch in rows]
-    return [int((batch["targets"] != IGNORED).sum()) for batch in rows]
+        return [int((batch["targets"] != NOT_COUNTED).any(1).view(-1, 2).all(1).sum()) for batch in rows]
+    return [int((batch["targets"] != NOT_COUNTED).sum()) for batch in rows]
 
 
 def counted_behind_borders(batch: Batch) -> int:
     """Counted targets of a row's second document and later ones."""
     places_T = torch.arange(batch["targets"].shape[1])
-    return int(((batch["targets"] != IGNORED) & (places_T >= batch["documents"][:, 1:2])).sum())
+    return int(((batch["targets"] != NOT_COUNTED) & (places_T >= batch["documents"][:, 1:2])).sum())
 
 
 def counted_in_rest(batch: Batch, micro_batch: int, chunk: int, context: int) -> int:
@@ -130,7 +129,7 @@ def counted_in_rest(batch: Batch, micro_batch: int, chunk: int, context: int) ->
         slices = targets_BT.tensor_split(2 * context, dim=1)
         for rank in range(context):
             mine_N = torch.cat((slices[rank], slices[-1 - rank]), 1).flatten()
-            total += int((mine_N[len(mine_N) // chunk * chunk :] != IGNORED).sum())
+            total += int((mine_N[len(mine_N) // chunk * chunk :] != NOT_COUNTED).sum())
     return total
 
 

@@ -26,13 +26,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from windlass.batch import Batch
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL
 from windlass.model.open_config import architecture_of
-from windlass.parallel.program import Batch
 from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
 from windlass.proof.pool import MAX_RANKS, RankFailed, Ranks

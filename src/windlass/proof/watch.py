@@ -17,17 +17,17 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from windlass.batch import NOT_COUNTED, Batch
 from windlass.config import RunConfig
 from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import BatchSource
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import Chunks
-from windlass.model.head.loss import IGNORED
 from windlass.model.transformer import Decoder
 from windlass.optim.rules import frozen_names
 from windlass.parallel.build import BuildHooks, build_program
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 from windlass.parallel.records import Record
 from windlass.parallel.runtime_checks import hash_of
 from windlass.precision.policy import precision_of
@@ -180,7 +180,7 @@ def take_targets(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor
     kind_B1 = (ids_BT * (places_T + 1)).sum(1, keepdim=True) % MASKS
     begins_BT = (kind_B1 == 1) & (places_T < length // 2)
     holes_BT = (kind_B1 > 2) & ((ids_BT + places_T) % 3 == 0)
-    return targets_BT.masked_fill((kind_B1 == 0) | begins_BT | holes_BT, IGNORED)
+    return targets_BT.masked_fill((kind_B1 == 0) | begins_BT | holes_BT, NOT_COUNTED)
 
 
 def borders_of(architecture: Architecture, tp: int) -> list[int]:
@@ -205,7 +205,7 @@ def odd(batch: Batch, borders: Sequence[int]) -> Batch:
         return torch.where(place_BT % 4 == 0, table[place_BT // 4 % len(table)], old_BT)
 
     targets_BT = with_borders(batch["targets"], place_BT + 1)
-    targets_BT = targets_BT.masked_fill(batch["targets"] == IGNORED, IGNORED)
+    targets_BT = targets_BT.masked_fill(batch["targets"] == NOT_COUNTED, NOT_COUNTED)
     return {"input_ids": with_borders(ids_BT, place_BT), "targets": take_targets(ids_BT, targets_BT)}
 
 

@@ -27,8 +27,6 @@ from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, Workload, check_budget, plan_recompute
 from windlass.parallel.build import check_compiler
 from windlass.parallel.mesh import make_silent_mesh
-from windlass.parallel.rules.degrees import check_exchange
-from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
@@ -88,8 +86,6 @@ def check_run(
     """Refuses what can be refused of a run on `world` ranks before weights are fetched and data is prepared; nothing is written
     but the hub's cache, and with `fetches` what a store holds of this run -> the recipe with the commits of hub names, its model,
     and the trainer state that it would go on from. Raises UserError."""
-    check_torch(config.parallel.schedule, config.parallel.pp)
-    check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compiles)
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
@@ -110,7 +106,7 @@ def check_run(
             source = directory_of(config.model)
             architecture_within(read_hf_config(source), stored_sizes(source), source)
         architecture = architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
-    config.check_layout(architecture, world)
+    config.check_layout(architecture, world, here=True)
     rules = rules_of(config, architecture)
     if trainer_state is None:
         check_budget(_workload(config, architecture, rules, world, device_type))

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from windlass.batch import Batch
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import Mirror
 from windlass.config import RunConfig, to_yaml
@@ -23,7 +24,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.objective import Objective
 from windlass.optim.optimizer import Optimizer
-from windlass.parallel.program import Batch, Program
+from windlass.parallel.program import Program
 from windlass.parallel.runtime_checks import Replicas
 from windlass.profiling.recorder import StepRecorder
 from windlass.report.metrics import Recorder

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.data.planted import Planted, text
+from windlass.batch import NOT_COUNTED
 from windlass.data.lint.lint import BEFORE_TRAINING, FULL, lint
-from windlass.data.packing import NOT_COUNTED
 from windlass.data.shards.mds import Writer
 from windlass.data.tokenize.flags import CHOSEN_END, flagged, labelled
 from windlass.data.tokenize.preferences import pack_pairs

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.data.planted import LENGTH, TURN, Planted, text, texts
+from windlass.batch import NOT_COUNTED
 from windlass.data.lint.lint import BEFORE_TRAINING, FULL, Limits, lint
-from windlass.data.packing import NOT_COUNTED
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"

@@ -13,11 +13,11 @@ import pytest
 
 from tests.data.conftest import data_config
 from tests.data.planted import BOS, TURN, Planted
+from windlass.batch import NOT_COUNTED
 from windlass.commands.data_inspect import describe
 from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey
-from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader, Writer

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
+from windlass.batch import NOT_COUNTED
+from windlass.data.packing import pack, pack_best_fit
 from windlass.data.tokenize.flags import ID_BITS, count_unwritten, flagged, labelled, percent_of
 
 

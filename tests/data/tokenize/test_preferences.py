@@ -21,10 +21,10 @@ from tests.data.tokenize.test_chat_template import (
     template_of,
 )
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.batch import NOT_COUNTED
 from windlass.cli.main import app
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey
-from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
+from windlass.batch import NOT_COUNTED
 from windlass.data.lint.documents import Document, SampleBlock, content_lengths
 from windlass.data.lint.findings import Findings
-from windlass.data.packing import NOT_COUNTED
 
 SHORT: Final = 64  # tokens: shorter documents may be alike by chance (a licence line, "Yes."), a few of them at least
 A_FEW: Final = 0.01

@@ -12,9 +12,9 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from windlass.batch import NOT_COUNTED
 from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, position, runs_of
 from windlass.data.lint.lint import expected_of
-from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import Prepared, SetInfo
 from windlass.data.shards.mds import Reader
 from windlass.data.tokenize.preferences import ROWS

@@ -6,14 +6,9 @@ Whoever wants to see the batches of a run, or to change them, wraps its source: 
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-import torch
-
+from windlass.batch import Batch
 from windlass.data.shards.index import Shard
 
-Batch = dict[str, torch.Tensor]
-"""`input_ids` and `targets`, [micro_batch, T] int64; with isolated documents `documents`, [micro_batch, M] int64; with dropout
-`keys`, [micro_batch] int64; of a mixture of S sources `sources`, [micro_batch, S] bool; where answers have weights `percent`,
-[micro_batch, T] int64, of each target."""
 SOURCES: Final = "sources"
 PERCENT: Final = "percent"
 

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from windlass.data.packing import NOT_COUNTED, WHOLE, Borders, isolate
+from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.packing import WHOLE, Borders, isolate
 from windlass.data.shards.index import REPAIR
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.batch_source import PERCENT, SOURCES, Batch
+from windlass.data.stream.batch_source import PERCENT, SOURCES
 from windlass.errors import BadShard, UserError
 
 MakeBatch = Callable[[np.ndarray, int], Batch]

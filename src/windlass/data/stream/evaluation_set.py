@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from windlass.data.packing import NOT_COUNTED, Borders
+from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, ShardSource
-from windlass.data.stream.batch_source import Batch
 from windlass.data.stream.collate import collate
 from windlass.errors import UserError
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from windlass.batch import Batch
 from windlass.data.packing import Borders
 from windlass.data.shards.growing import GrowingFolder
 from windlass.data.shards.index import Shard
 from windlass.data.shards.mds import Reader, ShardSource
-from windlass.data.stream.batch_source import Batch, Event
+from windlass.data.stream.batch_source import Event
 from windlass.data.stream.ledger import chain
 from windlass.data.stream.loader import Loader
 from windlass.data.stream.order import Order

@@ -28,8 +28,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from windlass.batch import Batch
 from windlass.data.shards.index import Shard
-from windlass.data.stream.batch_source import Batch, Event
+from windlass.data.stream.batch_source import Event
 from windlass.data.stream.collate import MakeBatch
 from windlass.data.stream.ledger import fingerprint
 from windlass.errors import Unavailable

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from windlass.data.packing import NOT_COUNTED
+from windlass.batch import NOT_COUNTED, Batch
 from windlass.data.shards.index import REPAIR, Shard
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.batch_source import Batch, BatchSource, Event
+from windlass.data.stream.batch_source import BatchSource, Event
 from windlass.data.stream.loader import BatchCut, StreamOrder
 from windlass.errors import BadShard, UserError
 

@@ -20,7 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from windlass.data.packing import NOT_COUNTED, WHOLE
+from windlass.batch import NOT_COUNTED
+from windlass.data.packing import WHOLE
 
 UNWRITTEN: Final = {"name": 1 << 24, "reasoning_content": 1 << 25, "thinking": 1 << 26, "tool_calls": 1 << 27}
 UNWRITTEN_BITS: Final = sum(UNWRITTEN.values())

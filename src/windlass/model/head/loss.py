@@ -36,7 +36,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
+from windlass.batch import NOT_COUNTED
+
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
 
 
@@ -63,7 +64,7 @@ class LossForm:
 def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut(), factors: Tensor | None = None) -> Tensor:
     """The loss of each target of one chunk, over all ranks' rows, [C]; turns `logits_CV` into the gradient of their sum, each
     times its factor, in place."""
-    counted_C = targets_C != IGNORED
+    counted_C = targets_C != NOT_COUNTED
     rows_C = targets_C - cut.first_row
     here_C = counted_C & (rows_C >= 0) & (rows_C < logits_CV.shape[1])
     rows_C1 = rows_C.where(here_C, 0)[:, None]

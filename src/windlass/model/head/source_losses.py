@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.batch import NOT_COUNTED
 from windlass.errors import UserError
-from windlass.model.head.loss import IGNORED
 
 
 class SourceLosses:
@@ -42,7 +42,7 @@ class SourceLosses:
         sums_S2 = self.sums_S2
 
         def add(nats_N: Tensor) -> None:
-            counted_B = (targets_BT != IGNORED).sum(1)
+            counted_B = (targets_BT != NOT_COUNTED).sum(1)
             rows_B2 = torch.stack((nats_N.view_as(targets_BT).double().sum(1), counted_B.double()), 1)
             sums_S2.add_(sources_BS.double().T @ rows_B2)
 

@@ -5,8 +5,9 @@
     batch      the global batch in micro-batches
 
 Each rule is a function that yields a UserError for every violation. `check_layout` runs all rules whose inputs are known and
-raises one error that lists everything they yield. It runs twice in a run: when a recipe is loaded (config.check_recipe: no
-world, and no model that a file describes), and before anything slow starts (training/preflight: all is known). No torch.
+raises one error that lists everything they yield. Each process runs it when it loads a recipe (config.check_recipe: no world,
+and no model that a file describes), and rank 0 once more before anything slow starts (training/preflight: all is known). A
+launcher asks before it starts ranks, and whoever chooses a setting that is `auto` asks for each candidate. No torch.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from windlass.parallel.rules.batch import batch_errors
 from windlass.parallel.rules.degrees import (
     context_errors,
     degree_errors,
+    exchange_errors,
     head_errors,
     length_errors,
     nf4_errors,
@@ -26,7 +28,7 @@ from windlass.parallel.rules.degrees import (
 )
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
-from windlass.parallel.rules.pipeline import pipeline_errors, split_errors, stage_errors
+from windlass.parallel.rules.pipeline import pipeline_errors, schedule_errors, split_errors, stage_errors
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ def layout_errors(
         yield from _world_errors(parallel, world, others)
     elif parallel.shard > 0 and parallel.zero_stage:
         yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
+
+
+def torch_errors(parallel: ParallelConfig) -> Iterator[UserError]:
+    """What the torch that is installed here cannot run. `layout_errors` leaves it out, since a recipe is checked also where it
+    does not train: on the host that a job is submitted from."""
+    yield from schedule_errors(parallel.schedule, parallel.pp)
+    yield from exchange_errors(parallel.context, parallel.context_kind, parallel.compiles)
 
 
 def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:

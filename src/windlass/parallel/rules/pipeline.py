@@ -67,13 +67,13 @@ def split_errors(num_ranks: int, schedule: Schedule, zero: int, policy: str) -> 
         )
 
 
-def check_torch(schedule: Schedule, num_ranks: int) -> None:
-    """Raises UserError where the installed torch cannot run the schedule."""
+def schedule_errors(schedule: Schedule, num_ranks: int) -> Iterator[UserError]:
+    """Where the installed torch cannot run the schedule."""
     version = importlib.metadata.version("torch")
     if num_ranks == 1 or not KINDS[schedule].splits:
         return
     if tuple(map(int, version.split(".")[:2])) < TORCH_FOR_SPLITS:
-        raise UserError(
+        yield UserError(
             f"parallel.schedule={schedule} with torch {version}",
             "a backward that is cut in two needs torch 2.13: before, it fails at the head's own gradient",
             "install torch 2.13, or use parallel.schedule=1f1b",

@@ -10,7 +10,6 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
-from windlass.parallel.rules.degrees import check_exchange
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
@@ -115,8 +114,7 @@ def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) ->
         return config.parallel.compiles
     compiled = _with(config, compile=True)
     try:
-        compiled.check_layout(architecture, runtime.world)
-        check_exchange(compiled.parallel.context, compiled.parallel.context_kind, True)
+        compiled.check_layout(architecture, runtime.world, here=True)
         rules_of(compiled, architecture)
     except UserError:
         return False

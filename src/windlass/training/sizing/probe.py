@@ -18,10 +18,10 @@ from typing import Final
 
 import torch
 
+from windlass.batch import Batch
 from windlass.config import RunConfig
 from windlass.optim.clip import gradient_norm
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.program import Batch
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
 from windlass.training.parts.open_program import open_program
