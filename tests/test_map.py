@@ -278,6 +278,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "loop",
         "assemble",
         "preflight",
+        "model_plan",
         "restore",
         "open_saved",
         "pins",
@@ -316,6 +317,11 @@ TORCH_FREE = (
 )
 MAX_PUBLIC = 12  # besides config and the modules that load no torch
 MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones first
+# of `training` itself, what its inner rooms may import: files that import neither of them
+BELOW_INNER_ROOMS = {
+    "training.parts": {"base_model", "model_plan", "restore"},
+    "training.sizing": {"model_plan", "parameter_rules"},
+}
 LAZY = {  # imports of ours inside a function
     **{
         ("windlass", f"windlass.{module}"): "importing windlass loads nothing"
@@ -412,6 +418,7 @@ NO_TEST_OF_ITS_OWN = {
     "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
+    "training/memory_advice.py": "training/sizing/test_out_of_memory.py: a step that runs out",
     "training/parts/open_recorder.py": "training/test_assemble.py: one console; training/test_run.py reads what it records",
     "training/parts/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
@@ -597,6 +604,17 @@ def test_no_files_import_each_other_in_a_circle():
     assert_none(circles(graph))
 
 
+def test_the_inner_rooms_of_training_import_what_is_below_them():
+    graph, found = {}, {room: set() for room in BELOW_INNER_ROOMS}
+    for module, _, name, _ in edges():
+        graph.setdefault(module, set()).add(name)
+        if room_of(module) in found and room_of(name) == "training":
+            found[room_of(module)].add(name.rpartition(".")[2])
+    assert found == BELOW_INNER_ROOMS
+    below = set.union(*(reached(graph, f"windlass.training.{one}") for names in found.values() for one in names))
+    assert_none(sorted(name for name in below if room_of(name) in BELOW_INNER_ROOMS))
+
+
 def test_nothing_of_ours_is_imported_inside_a_function():
     lazy = {(module, name) for module, _, name, is_lazy in edges() if is_lazy and room_of(module) != "cli"}
     assert_none(sorted(lazy - set(LAZY)))
@@ -627,22 +645,26 @@ def test_a_room_has_a_small_door():
         names = {name for node in tree_of(path).body for _, name in imports_of(ast.Module([node], []), module_of(path))}
         graph[module_of(path)] = names
     with_torch = {
-        room: [name for name in names if name != "config" and "torch" in reached(graph, f"windlass.{room}.{name}")]
+        room: [name for name in names if name != "config" and loads_torch(graph, f"windlass.{room}.{name}")]
         for room, names in PUBLIC.items()
     }
     assert "build" in with_torch["parallel"] and "manifest" not in with_torch["checkpoint"]
     assert_none([f"{room}: {len(names)}" for room, names in with_torch.items() if len(names) > MAX_PUBLIC])
 
 
+def loads_torch(graph, start):
+    return "torch" in {name.split(".")[0] for name in reached(graph, start)}
+
+
 def reached(graph, start):
-    """The first names of everything that importing `start` imports, by the imports at the top of files."""
+    """Everything that `start` imports, itself and by others."""
     seen, waiting = set(), [start]
     while waiting:
         name = waiting.pop()
         if name not in seen:
             seen.add(name)
             waiting += graph.get(name, ())
-    return {name.split(".")[0] for name in seen}
+    return seen
 
 
 def test_configs_rules_and_the_hall_load_no_torch():

@@ -23,8 +23,9 @@ from windlass.parallel.rules import pipeline
 from windlass.runtime import start_runtime
 from windlass.training import preflight
 from windlass.training.loop import train
+from windlass.training.model_plan import plan_of
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_before_training, check_run, make_ready, plan_of, prepare_only
+from windlass.training.preflight import check_before_training, check_run, make_ready, prepare_only
 
 
 @pytest.mark.parametrize(

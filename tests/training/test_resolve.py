@@ -10,7 +10,7 @@ from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.status import is_locked
 from windlass.training.left_open import with_steps
-from windlass.training.preflight import shape_of
+from windlass.training.model_plan import shape_of
 from windlass.training.resolve import resolve
 from windlass.training.sizing.probe import room_of
 
@@ -28,12 +28,6 @@ def test_a_length_in_tokens_or_epochs_becomes_whole_steps(base, prepared, length
         steps = -(-2 * prepared.sets["train"].samples // 8)
     assert resolved.run.steps == steps
     assert (resolved.run.tokens, resolved.run.epochs) == (None, None)
-
-
-def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepared):
-    architecture = shape_of(tiny.recipe(base), prepared)
-    assert (architecture.vocab_size, architecture.padded_vocab_size) == (300, 384)
-    assert architecture.eos_token_id == prepared.eos_id
 
 
 def test_epochs_are_held_against_the_warm_up_too(base, prepared):

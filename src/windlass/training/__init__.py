@@ -7,6 +7,7 @@ config            the run section of a recipe
 loop              the loop
 assemble          Run: program, optimizer, checkpoints, stream, made in one place of what is resolved
 preflight         refuses what can be refused before anything slow happens; then downloads and prepares data, once
+model_plan        the model of a run: its shape, the rules of its parameters, what each layer recomputes
 restore           where a run starts: its newest checkpoint, another run's, or step 0
 open_saved        opens a run, a checkpoint, a Hugging Face directory or an adapter for reading
 pins              hub names of a recipe, pinned to commits
@@ -22,5 +23,6 @@ Inside:
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
 resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open
+memory_advice     what to say where a step has run out of memory
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

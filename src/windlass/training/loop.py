@@ -23,10 +23,11 @@ from windlass.runtime import is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import assemble
 from windlass.training.interruptible import interruptible, only_run
+from windlass.training.memory_advice import out_of_memory
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.run import Run
 from windlass.training.run_directory import open_heartbeat, watched
-from windlass.training.sizing.out_of_memory import explained, out_of_memory
+from windlass.training.sizing.out_of_memory import explained
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ already is.
 """
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,13 +19,9 @@ from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
-from windlass.model.lora.adapter import Adapter, adapter_of
 from windlass.model.open_config import architecture_of, architecture_within, directory_of, fewer_rows, read_hf_config
-from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.activations import RecomputePlan, Workload, check_budget, plan_recompute
+from windlass.parallel.activations import check_budget
 from windlass.parallel.build import check_compiler
-from windlass.parallel.mesh import make_silent_mesh
-from windlass.precision.policy import precision_of
 from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
@@ -35,6 +29,7 @@ from windlass.training.base_model import check_adapter, complete_adapter, reads_
 from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
+from windlass.training.model_plan import workload
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import fetch_run
@@ -109,7 +104,7 @@ def check_run(
     config.check_layout(architecture, world, here=True)
     rules = rules_of(config, architecture)
     if trainer_state is None:
-        check_budget(_workload(config, architecture, rules, world, device_type))
+        check_budget(workload(config, architecture, rules, world, device_type))
     return pin_tokenizer(config), architecture, trainer_state
 
 
@@ -180,37 +175,6 @@ def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = F
     return prepare(config.data, config.evaluate.sets, begun=keep, is_join=is_join)
 
 
-def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime: Runtime) -> RecomputePlan:
-    """What every block recomputes in backward: as the recipe says, or a mix within its budget. Collective. Raises UserError."""
-    layout, device_type = config.parallel.layout(runtime.world), runtime.device.type
-    is_cut = config.parallel.activation_gib is not None and layout.tp * layout.context > 1
-    mesh = make_silent_mesh(layout, device_type) if is_cut else None
-    return plan_recompute(_workload(config, architecture, rules, runtime.world, device_type), mesh)
-
-
-def _workload(config: RunConfig, architecture: Architecture, rules: Rules, world: int, device_type: str) -> Workload:
-    return Workload(
-        architecture=architecture,
-        config=config.parallel,
-        precision=precision_of(config.precision),
-        device_type=device_type,
-        shape_BT=(config.micro_batch, config.data.sequence_length),
-        frozen=frozen_names(rules),
-        adapter=adapter_of(config.adapter, architecture),
-        num_micro=config.accumulation(config.parallel.layout(world).batch_ranks),
-    )
-
-
-def check_vocabulary(tokens: int, architecture: Architecture) -> None:
-    """A tokenizer that was trained anew may have more entries than the model has rows."""
-    if tokens > architecture.vocab_size:
-        raise UserError(
-            f"a tokenizer of {tokens} entries for a checkpoint of {architecture.vocab_size}",
-            "every token has a row in the embedding",
-            "use the tokenizer that the run began with: it is in its checkpoints, under tokenizer/",
-        )
-
-
 def check_directory(config: RunConfig) -> None:
     """A run directory that cannot be one is refused; nothing is made."""
     directory = config.run.directory.absolute()
@@ -259,26 +223,6 @@ def check_data(
     return []
 
 
-class ModelPlan(NamedTuple):
-    """A model that passed all checks: its shape, the rules of its parameters, and what each layer recomputes."""
-
-    architecture: Architecture
-    adapter: Adapter | None
-    rules: Rules
-    recompute: RecomputePlan
-
-
-def plan_model(
-    config: RunConfig, trainer_state: Mapping[str, Any] | None, prepared: Prepared, runtime: Runtime
-) -> ModelPlan:
-    """The model of the checkpoint that a run goes on from, or of the recipe. Collective. Raises UserError."""
-    architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
-    rules = rules_of(config, architecture)
-    recompute = plan_of(config, architecture, rules, runtime)
-    check_vocabulary(prepared.vocab_size, architecture)
-    return ModelPlan(architecture, adapter_of(config.adapter, architecture), rules, recompute)
-
-
 def check_new_rows(config: RunConfig, architecture: Architecture) -> None:
     """Raises UserError for an adapter beside a base that gets rows here: no file has that base."""
     rows = fewer_rows(directory_of(config.model), architecture.vocab_size)
@@ -289,10 +233,3 @@ def check_new_rows(config: RunConfig, architecture: Architecture) -> None:
             f"write that base once (transformers: model.resize_token_embeddings({architecture.vocab_size})), name it as "
             "model.from, and train its new rows by adapter.also_train=['*embed_tokens*', '*lm_head*']; or adapter.kind=none",
         )
-
-
-def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
-    architecture = architecture_of(config.model, prepared.vocab_size)
-    if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
-        architecture = replace(architecture, eos_token_id=prepared.eos_id)
-    return architecture

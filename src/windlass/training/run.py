@@ -206,8 +206,7 @@ class Run:
             self._log_failure(step, error)
             raise
         try:
-            # a loss belongs to the weights it was measured on
-            metric = self.metric if self.metric_step == step else None
+            metric = self.metric if self.metric_step == step else None  # a loss is of the weights it was measured on
             self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
         except (UserError, OSError) as error:
             self._log_failure(step, error)

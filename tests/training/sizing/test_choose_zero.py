@@ -17,7 +17,7 @@ from windlass.model.config import ModelConfig
 from windlass.optim.rules import NO_RULES
 from windlass.parallel.activations import RecomputePlan
 from windlass.training.drift import newest_trainer_state
-from windlass.training.preflight import ModelPlan
+from windlass.training.model_plan import ModelPlan
 from windlass.training.sizing import choose_zero
 from windlass.training.sizing.probe import Room
 from windlass.units import GIB

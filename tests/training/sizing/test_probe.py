@@ -11,8 +11,8 @@ from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.program import ShardedProgram
 from windlass.plan.sizes import StepSize
 from windlass.runtime import start_runtime
+from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import ModelPlan, plan_of
 from windlass.training.sizing.probe import Room, _step, fits, room_of
 
 

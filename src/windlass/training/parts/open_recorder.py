@@ -15,7 +15,7 @@ from windlass.report.console import Console
 from windlass.report.events import EventLog, first_validations
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
-from windlass.training.preflight import ModelPlan
+from windlass.training.model_plan import ModelPlan
 from windlass.training.sizing.out_of_memory import MemoryParts, standing_bytes
 
 

@@ -13,9 +13,9 @@ from windlass.parallel.mesh import make_silent_mesh
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
+from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
 from windlass.training.parts.open_program import can_compile
-from windlass.training.preflight import ModelPlan, plan_of
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
 from windlass.training.sizing.probe import FindRoom, Room, fits

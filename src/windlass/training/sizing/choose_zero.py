@@ -12,7 +12,7 @@ from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import StepSize, micro_batches, total_bytes
 from windlass.plan.zero import choose_stage, exact_stages
 from windlass.runtime import Runtime
-from windlass.training.preflight import ModelPlan
+from windlass.training.model_plan import ModelPlan
 from windlass.training.sizing.host_memory import available_bytes
 from windlass.training.sizing.probe import Room
 from windlass.units import format_bytes

@@ -24,8 +24,8 @@ from windlass.optim.clip import gradient_norm
 from windlass.parallel.mesh import Mesh
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
+from windlass.training.model_plan import ModelPlan
 from windlass.training.parts.open_program import open_program
-from windlass.training.preflight import ModelPlan
 from windlass.training.sizing.out_of_memory import is_out_of_memory
 
 HEADROOM: Final = 0.06
