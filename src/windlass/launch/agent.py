@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED
 from windlass.launch.restarts import Failure
@@ -44,14 +44,14 @@ def start_ranks(
     them. `deadlines`: None watches nothing. `others`: the watchdogs of other hosts."""
     start_s, stalls = time.time(), _Stalls()
     forget_beats(run_directory)
-    with _folder_of_errors() as errors, HostFaults() as faults:
+    with _folder_of_errors() as directory, HostFaults() as faults:
         # signals are held back until a worker has installed its own handlers, in its first line
         watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
         with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
             try:
                 failed = run()
             except BaseException:  # a signal, which may have come while the ranks ended by an error of one
-                _print_errors(errors)
+                _print(_errors_in(directory))
                 raise
         if not failed:
             return None
@@ -63,7 +63,10 @@ def start_ranks(
         incident = _death(*_first(failed), beats, faults.is_out_of_memory(), faults.of_gpus(), held)
         if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
             return _failure(EXIT_STOPPED, incident, beats)
-        return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
+        errors = _errors_in(directory)
+        _print(errors)
+        code = errors[0].code if errors else _explain(incident, run_directory, start_s)
+        return _failure(code, incident, beats)
 
 
 def patience_s() -> float:
@@ -134,14 +137,20 @@ def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failur
     return Failure(code, incident, max(places, default=0))
 
 
-def _print_errors(errors: Path) -> int:
-    """Prints the errors that workers left there, the same text once -> the exit code of the first, 0 where there is none."""
-    found = dict.fromkeys(file.read_text("utf-8") for file in sorted(errors.iterdir()))
-    codes = []
-    for code, _, text in (content.partition("\n") for content in found):
-        say(f"windlass: {text}", sys.stderr)
-        codes.append(int(code))
-    return codes[0] if codes else 0
+class _WorkerError(NamedTuple):
+    code: int
+    text: str
+
+
+def _errors_in(directory: Path) -> list[_WorkerError]:
+    """What workers left in `directory`, the same text once; the first is of the least rank."""
+    contents = dict.fromkeys(file.read_text("utf-8") for file in sorted(directory.iterdir()))
+    return [_WorkerError(int(code), text) for code, _, text in (content.partition("\n") for content in contents)]
+
+
+def _print(errors: Sequence[_WorkerError]) -> None:
+    for error in errors:
+        say(f"windlass: {error.text}", sys.stderr)
 
 
 def _explain(incident: Incident, run_directory: Path, since_s: float) -> int:

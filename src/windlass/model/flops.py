@@ -119,29 +119,32 @@ def _backward(arch: Architecture, frozen: frozenset[str], adapter: Adapter | Non
     def trained(*modules: str) -> bool:
         return any(n not in frozen and n.startswith(tuple(f"{module}." for module in modules)) for n in factors)
 
-    def cost(matrix: str, is_input_trained: bool) -> float:
+    def matmul_flops(matrix: str, input_needs_grad: bool) -> float:
         shape = shapes.get(f"{matrix}.weight", (arch.vocab_size, arch.hidden_size) if matrix == "lm_head" else (0,))
         weight = "model.embed_tokens.weight" if matrix == "lm_head" and arch.tied else f"{matrix}.weight"
         a, b = (2.0 * math.prod(factors.get(f"{matrix}.{factor}", (0,))) for factor in (A, B))
-        own = 2.0 * active(arch, shape) * (is_input_trained + (weight not in frozen))
-        return own + a * (is_input_trained + 1) + b * 2  # A's input may need no gradient, B's is A's
+        own = 2.0 * active(arch, shape) * (input_needs_grad + (weight not in frozen))
+        return own + a * (input_needs_grad + 1) + b * 2  # A's input may need no gradient, B's is A's
 
-    total, shares, sparse = 0.0, [], set(arch.sparse_layers)
-    flows = trained("model.embed_tokens", "model.embed_positions")  # whether the next layer passes a gradient on
+    flops, shares, sparse = 0.0, [], set(arch.sparse_layers)
+    needs_grad = trained("model.embed_tokens", "model.embed_positions")  # the input of the product that follows
     for layer in range(arch.num_layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         block = f"model.layers.{layer}"
-        flows |= trained(f"{block}.input_layernorm")
-        side = flows  # into an MLP beside attention
-        q, k, v = (flows or trained(f"{attention}.{x}_proj", f"{attention}.{x}_norm") for x in "qkv")
+        needs_grad |= trained(f"{block}.input_layernorm")
+        before_attention = needs_grad  # what an MLP beside attention reads
+        q, k, v = (needs_grad or trained(f"{attention}.{x}_proj", f"{attention}.{x}_norm") for x in "qkv")
         shares.append((v + (q or k) + q + k) / 4)
-        total += sum(cost(f"{attention}.{x}_proj", flows) for x in "qkv") + cost(f"{attention}.o_proj", q or k or v)
-        flows = q or k or v or trained(f"{attention}.o_proj", f"{block}.post_self_attn_layernorm")
-        behind, flows = flows, side if arch.parallel_block else flows or trained(f"{block}.post_attention_layernorm")
+        flops += sum(matmul_flops(f"{attention}.{x}_proj", needs_grad) for x in "qkv")
+        flops += matmul_flops(f"{attention}.o_proj", q or k or v)
+        after_attention = q or k or v or trained(f"{attention}.o_proj", f"{block}.post_self_attn_layernorm")
+        in_series = after_attention or trained(f"{block}.post_attention_layernorm")
+        needs_grad = before_attention if arch.parallel_block else in_series
         if layer in sparse:
-            total += cost(f"{mlp}.gate", flows)
-            flows, mlp = flows or trained(f"{mlp}.gate"), f"{mlp}.experts"
-        inner = flows or trained(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        total += cost(f"{mlp}.gate_proj", flows) + cost(f"{mlp}.up_proj", flows) + cost(f"{mlp}.down_proj", inner)
-        flows = behind or inner or trained(f"{mlp}.down_proj", f"{block}.post_mlp_layernorm")
-    return total + cost("lm_head", flows or trained("model.norm")), shares
+            flops += matmul_flops(f"{mlp}.gate", needs_grad)
+            needs_grad, mlp = needs_grad or trained(f"{mlp}.gate"), f"{mlp}.experts"
+        hidden_needs_grad = needs_grad or trained(f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        flops += matmul_flops(f"{mlp}.gate_proj", needs_grad) + matmul_flops(f"{mlp}.up_proj", needs_grad)
+        flops += matmul_flops(f"{mlp}.down_proj", hidden_needs_grad)
+        needs_grad = after_attention or hidden_needs_grad or trained(f"{mlp}.down_proj", f"{block}.post_mlp_layernorm")
+    return flops + matmul_flops("lm_head", needs_grad or trained("model.norm")), shares

@@ -11,19 +11,21 @@ from typing import Any, Final
 from windlass.other_names.spellings import SHARDINGS, policy_of, sharding_of
 from windlass.other_names.target_names import listed, listed_targets
 
-_ALONE: Final = "nothing (precision.policy alone says it)"
+_POLICY_ALONE: Final = "nothing (precision.policy alone says it)"
 
 
 def _dtype(setting: str) -> Callable[[Any], str]:
     return lambda value: f"precision.{setting}={(policy_of(value) or 'precision.policy=fp32').partition('=')[2]}"
 
 
-def _switch(policy: str) -> Callable[[Any], str | None]:
+def _precision_flag(policy: str) -> Callable[[Any], str | None]:
+    """What to write for a flag of `policy`'s name, by its value: a switch, a section with `enabled`, or auto."""
+
     def answer(value: Any) -> str | None:
         if value == "auto":  # axolotl: bf16 where the device has it, else fp16
             return "precision.policy=auto"
         is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
-        return policy_of(policy) if is_on else _ALONE
+        return policy_of(policy) if is_on else _POLICY_ALONE
 
     return answer
 
@@ -41,10 +43,12 @@ class OtherName:
 
 _FSDP: Final = "FSDP1, accelerate"
 _LORA: Final = "PEFT, axolotl, LLaMA-Factory, torchtune"
-_ANY: Final = " or ".join(list(SHARDINGS.values())[:3])
+_ANY_CUT: Final = " or ".join(list(SHARDINGS.values())[:3])
 _OWN_NAMES: Final = "nothing (FSDP2 keeps every parameter by its own name)"
-_UNIT: Final = "nothing, or parallel.blocks_per_unit (a unit is a block)"
-_AHEAD: Final = "nothing, or parallel.prefetch for more than one unit ahead (one is FSDP2's own order in backward)"
+_UNIT_IS_A_BLOCK: Final = "nothing, or parallel.blocks_per_unit (a unit is a block)"
+_PREFETCH_ONE: Final = (
+    "nothing, or parallel.prefetch for more than one unit ahead (one is FSDP2's own order in backward)"
+)
 _ZERO, _OFFLOAD = ("parallel.zero=3", "parallel.zero=2"), ("parallel.offload=true", "parallel.offload=false")
 _RECOMPUTE, _PREFETCH = (
     ("parallel.recompute=full", "parallel.recompute=none"),
@@ -101,8 +105,8 @@ INSTEAD: Final = (
 )
 # fmt: off
 TABLE: Final = (
-    OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY),
-    OtherName("parallel", "zero_stage stage zero_optimization", "DeepSpeed", lambda v: sharding_of(v) or _ANY),
+    OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY_CUT),
+    OtherName("parallel", "zero_stage stage zero_optimization", "DeepSpeed", lambda v: sharding_of(v) or _ANY_CUT),
     OtherName("parallel", "zero", "FSDP1, DeepSpeed", lambda v: sharding_of(v) if isinstance(v, str) else None),
     OtherName("parallel", "fsdp", "transformers", lambda v: sharding_of(v) or SHARDINGS["FULL_SHARD" if v else "NO_SHARD"]),
     OtherName("parallel", "ddp", "torch", lambda v: sharding_of(v) or SHARDINGS["NO_SHARD"]),
@@ -111,20 +115,20 @@ TABLE: Final = (
     OtherName("parallel", "gradient_checkpointing activation_checkpointing", "transformers, Lightning", _RECOMPUTE),
     OtherName("parallel", "fsdp_activation_checkpointing", "accelerate", _RECOMPUTE),
     OtherName("parallel", "forward_prefetch fsdp_forward_prefetch", _FSDP, _PREFETCH),
-    OtherName("parallel", "backward_prefetch fsdp_backward_prefetch", _FSDP, _AHEAD),
+    OtherName("parallel", "backward_prefetch fsdp_backward_prefetch", _FSDP, _PREFETCH_ONE),
     OtherName("parallel", "use_orig_params fsdp_use_orig_params", _FSDP, _OWN_NAMES),
     OtherName("parallel", "sync_module_states fsdp_sync_module_states", _FSDP, "nothing (every rank fills its own shard)"),
     OtherName("parallel", "limit_all_gathers fsdp_limit_all_gathers", "FSDP1", "nothing (FSDP2 needs no such limit)"),
-    OtherName("parallel", "min_num_params auto_wrap_policy fsdp_auto_wrap_policy", _FSDP, _UNIT),
-    OtherName("parallel", "fsdp_transformer_layer_cls_to_wrap", "accelerate", _UNIT),
+    OtherName("parallel", "min_num_params auto_wrap_policy fsdp_auto_wrap_policy", _FSDP, _UNIT_IS_A_BLOCK),
+    OtherName("parallel", "fsdp_transformer_layer_cls_to_wrap", "accelerate", _UNIT_IS_A_BLOCK),
     OtherName("parallel", "find_unused_parameters", "DDP", "nothing (a parameter without a gradient stops the run)"),
     OtherName("parallel", "bucket_cap_mb ddp_bucket_cap_mb", "DDP", lambda v: f"parallel.zero=0 parallel.bucket_mib={v}"),
     OtherName("parallel", "mixed_precision", _FSDP, lambda v: policy_of(v) or "precision.policy=bf16"),
     OtherName("precision", "mixed_precision", "accelerate", lambda v: policy_of(v) or "precision.policy=bf16"),
-    OtherName("precision", "bf16 bf16_full_eval", "transformers, DeepSpeed", _switch("bf16")),
-    OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _switch("fp16")),
-    OtherName("precision", "fp8 float8", "axolotl, torchtitan", _switch("fp8")),
-    OtherName("precision", "pure_bf16", "LLaMA-Factory", ("precision.policy=bf16-pure", _ALONE)),
+    OtherName("precision", "bf16 bf16_full_eval", "transformers, DeepSpeed", _precision_flag("bf16")),
+    OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _precision_flag("fp16")),
+    OtherName("precision", "fp8 float8", "axolotl, torchtitan", _precision_flag("fp8")),
+    OtherName("precision", "pure_bf16", "LLaMA-Factory", ("precision.policy=bf16-pure", _POLICY_ALONE)),
     OtherName("precision", "tf32", "transformers", "nothing (whether products of fp32 run in TF32 is torch's setting)"),
     OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),

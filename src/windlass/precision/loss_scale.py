@@ -34,10 +34,10 @@ class LossScale:
 
     def adapt(self, norm: Tensor) -> None:
         """After a step whose gradient norm was `norm`."""
-        is_good = torch.isfinite(norm)
-        self.good_steps.add_(1).mul_(is_good)
+        is_finite = torch.isfinite(norm)
+        self.good_steps.add_(1).mul_(is_finite)
         grows = self.good_steps == GROWTH_STEPS
-        self.scale.mul_(torch.where(is_good, 1.0 + grows.float(), 0.5))
+        self.scale.mul_(torch.where(is_finite, 1.0 + grows.float(), 0.5))
         self.good_steps.mul_(~grows)
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -51,14 +51,14 @@ def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[floa
     largest, where = 0.0, ""
     for rank, ours in enumerate(ranks):
         if len(ours) != len(expected):
-            there = _count(ours, "number")
-            return ProofRow(what, _count(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
+            there = _counted(ours, "number")
+            return ProofRow(what, _counted(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
         for step, (a, b) in enumerate(zip(ours, expected), first_step):
             apart = abs(a - b) / max(1.0, abs(b))
             if not apart <= TOLERANCE and not where:
                 where = f"step {step} on rank {rank}: {a!r}, one process has {b!r}"
-            largest = _worse(largest, apart)
-    return ProofRow(what, f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+            largest = _larger(largest, apart)
+    return ProofRow(what, f"{_counted(expected, 'step')}, {_counted(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
 def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, torch.Tensor]) -> ProofRow:
@@ -79,8 +79,8 @@ def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, 
         if not apart <= TOLERANCE and not where:
             pairs = [f"{float(a)!r}, one process has {float(b)!r}" for a, b in zip(ours, theirs, strict=True)]
             where = f"{called}: its sum is {pairs[0]}; its sum of squares {pairs[1]}"
-        largest = _worse(largest, apart)
-    return ProofRow("residual stream", f"{_count([*expected], 'layer')}", largest, TOLERANCE, where)
+        largest = _larger(largest, apart)
+    return ProofRow("residual stream", f"{_counted([*expected], 'layer')}", largest, TOLERANCE, where)
 
 
 def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> ProofRow:
@@ -98,8 +98,10 @@ def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -
                     how = f"is {a.tolist()!r}, one process has {b.tolist()!r}"
                 if not apart <= TOLERANCE and not where:
                     where = f"step {step + 1} on rank {rank}: {name} {how}"
-                largest = _worse(largest, apart)
-    return ProofRow("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+                largest = _larger(largest, apart)
+    return ProofRow(
+        "router figures", f"{_counted(expected, 'step')}, {_counted(ranks, 'rank')}", largest, TOLERANCE, where
+    )
 
 
 def tensors(
@@ -131,29 +133,31 @@ def tensors(
             worst = float(apart.max())  # NaN if there is one
             distance = float("inf") if math.isnan(worst) else worst
             if distance > max(TOLERANCE, wrong.get(name, (0.0,))[0]):
-                wrong[name] = distance, _difference(rank, ours, theirs, apart)
-            largest = _worse(largest, worst)
+                wrong[name] = distance, _worst_element(rank, ours, theirs, apart)
+            largest = _larger(largest, worst)
     return ProofRow(
         what,
-        f"{compared} tensors, {_count(ranks, 'rank')}",
+        f"{compared} tensors, {_counted(ranks, 'rank')}",
         largest,
         TOLERANCE,
-        _named(wrong, names, are_gradients),
+        _worst_tensor(wrong, names, are_gradients),
     )
 
 
-def _named(wrong: Mapping[str, tuple[float, str]], names: Mapping[str, tuple[str, ...]], are_gradients: bool) -> str:
+def _worst_tensor(
+    wrong: Mapping[str, tuple[float, str]], names: Mapping[str, tuple[str, ...]], are_gradients: bool
+) -> str:
     """The tensor to look at first, of those that differ, which are in the order of the forward pass; '' if none does."""
     if not wrong:
         return ""
     differing = list(wrong)
     first, last = differing[0], differing[-1]
     chosen = last if are_gradients else max(wrong, key=lambda name: wrong[name][0])
-    where = f"{_called(chosen, names)}{wrong[chosen][1]}"
+    where = f"{_hf_name(chosen, names)}{wrong[chosen][1]}"
     if len(wrong) == 1:
         return where
     if are_gradients:
-        return f"{where}; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_called(first, names)} on"
+        return f"{where}; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_hf_name(first, names)} on"
     return f"{where}; it is the furthest apart of {len(wrong)} tensors that differ"
 
 
@@ -166,32 +170,30 @@ def _depth(name: str) -> tuple[int, int, int]:
     return (1, int(rest.partition(".")[0]), DATAFLOW.index(module))
 
 
-def _difference(rank: int, ours: torch.Tensor, theirs: torch.Tensor, apart: torch.Tensor) -> str:
-    """The element that is furthest apart, with both numbers."""
-    at = tuple(int(i) for i in torch.unravel_index(apart.nan_to_num(nan=float("inf")).argmax(), apart.shape))
-    return (
-        f"{list(at)} on rank {rank}: {float(ours[at])!r}, one process has {float(theirs[at])!r}{_factor(ours, theirs)}"
-    )
+def _worst_element(rank: int, ours: torch.Tensor, theirs: torch.Tensor, distances: torch.Tensor) -> str:
+    """The words for the element that is furthest apart, with both numbers."""
+    at = tuple(int(i) for i in torch.unravel_index(distances.nan_to_num(nan=float("inf")).argmax(), distances.shape))
+    return f"{list(at)} on rank {rank}: {float(ours[at])!r}, one process has {float(theirs[at])!r}{_common_factor(ours, theirs)}"
 
 
-def _worse(one: float, other: float) -> float:
+def _larger(one: float, other: float) -> float:
     """The larger; not a number, where one of them is none."""
     return one + other if math.isnan(one + other) else max(one, other)
 
 
-def _count(items: Sequence[Any], word: str) -> str:
+def _counted(items: Sequence[Any], word: str) -> str:
     return f"{len(items)} {word}{'s' * (len(items) != 1)}"
 
 
-def _called(name: str, names: Mapping[str, tuple[str, ...]]) -> str:
+def _hf_name(name: str, names: Mapping[str, tuple[str, ...]]) -> str:
     """Hugging Face's name; where that holds several of our tensors, which of them."""
-    called = names[name][0]
+    hf_name = names[name][0]
     inner = name.rpartition(".")[0].rpartition(".")[2]
-    return f"{called} ({inner})" if sum(called in other for other in names.values()) > 1 else called
+    return f"{hf_name} ({inner})" if sum(hf_name in other for other in names.values()) > 1 else hf_name
 
 
-def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """Where all of a tensor is too large or too small by one factor: a scale is at fault."""
+def _common_factor(ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    """The words for a tensor that is too large or too small by one factor, a wrong scale; none for any other."""
     theirs_2 = float((theirs * theirs).sum())
     if not theirs_2:
         return ""
@@ -216,7 +218,7 @@ def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]])
                 where = where or f"step {step + 1}: {name} over the ranks are not the global batch's, each once"
                 wrong += 1
     num_rows = sum(len(batch["input_ids"]) for batch in expected)
-    return ProofRow(what, f"{num_rows} rows, {_count(seen, 'rank')}", float(wrong), 0.0, where)
+    return ProofRow(what, f"{num_rows} rows, {_counted(seen, 'rank')}", float(wrong), 0.0, where)
 
 
 def _sorted(rows: torch.Tensor) -> torch.Tensor:
@@ -244,7 +246,7 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
     touched = [(rank, name) for rank, one in enumerate(seen) for name in one.touched]
     if any(is_factor(name) for name in one_process.weights):
         where = f"{touched[0][1]} on rank {touched[0][0]} has other bits than before the first step" if touched else ""
-        yield ProofRow("frozen base", f"{_count(seen, 'rank')}", float(len(touched)), 0.0, where)
+        yield ProofRow("frozen base", f"{_counted(seen, 'rank')}", float(len(touched)), 0.0, where)
     yield numbers("validation before", [one[:1] for one in scored], one_process.evaluations[:1], 0)
     yield numbers("validation after", [one[1:] for one in scored], one_process.evaluations[1:], len(one_process.losses))
     if any(one_process.figures):

@@ -61,19 +61,19 @@ def overview(
     prepared: Prepared, lint: LintResult, mixture: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str]
 ) -> Overview:
     """`mixture`: (first sample, weights), as a recipe gives them; `labels`: of its sources. Raises BadShard."""
-    named = _labels(prepared, labels)
+    label_of = _labels(prepared, labels)
     sets = [
         SetOverview(
-            survey(prepared, name, MOST_SAMPLES), _by_source(prepared, name, named), list(_samples(prepared, name))
+            survey(prepared, name, MOST_SAMPLES), _by_source(prepared, name, label_of), list(_samples(prepared, name))
         )
         for name in prepared.sets
     ]
-    found = (
+    of_sources = (
         LeftOut(label, prepared.bad_rows.get(use, {}), prepared.filtered.get(use, {}), prepared.duplicates.get(use))
-        for use, label in named.items()
+        for use, label in label_of.items()
     )
-    left_out = [one for one in found if one.bad_rows or one.filtered or one.duplicates is not None]
-    of_training = [label for use, label in named.items() if use.startswith("sources.")]
+    left_out = [one for one in of_sources if one.bad_rows or one.filtered or one.duplicates is not None]
+    of_training = [label for use, label in label_of.items() if use.startswith("sources.")]
     shares = [
         (start, [(label, weight / sum(weights)) for label, weight in zip(of_training, weights)])
         for start, weights in mixture
@@ -95,12 +95,14 @@ def _label(source: dict[str, Any]) -> str:
     return redacted(name if isinstance(name, str) else ", ".join(name))
 
 
-def _by_source(prepared: Prepared, name: str, named: dict[str, str]) -> list[SourceAmount]:
-    is_own = name not in ("train", "validation") or (name == "validation" and "validation" in named)
-    found, labels = prepared.sets[name].by_source, [label for use, label in named.items() if use.startswith("sources.")]
-    if is_own or len(labels) < 2 or len(found) != len(labels):
+def _by_source(prepared: Prepared, name: str, labels: dict[str, str]) -> list[SourceAmount]:
+    """What each training source gave to a set, which has no sources of its own. `labels`: as `_labels`."""
+    has_own_sources = name not in ("train", "validation") or (name == "validation" and "validation" in labels)
+    amounts = prepared.sets[name].by_source
+    of_training = [label for use, label in labels.items() if use.startswith("sources.")]
+    if has_own_sources or len(of_training) < 2 or len(amounts) != len(of_training):
         return []
-    return [SourceAmount(label, *amounts) for label, amounts in zip(labels, found)]
+    return [SourceAmount(label, *amount) for label, amount in zip(of_training, amounts)]
 
 
 def _samples(prepared: Prepared, name: str) -> Iterator[ShownSample]:
