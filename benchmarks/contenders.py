@@ -15,8 +15,8 @@ import torch.distributed as dist
 from counting import STEPS, WARM_UP, Count
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from windlass.batch import Batch
 from windlass.config import RunConfig, check_recipe
+from windlass.data.batch_fields import Batch
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.stream.evaluation_set import evaluation_set
 from windlass.data.stream.loader import BatchCut

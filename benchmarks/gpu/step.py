@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from variants import MultiTensorAdamW, make_dense, masked
 
 from windlass.adapters.config import AdapterConfig
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig

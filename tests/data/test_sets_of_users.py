@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer
 from tests import tiny
 from tests.data.chat_templates import CASES
 from tests.data.planted import WORDS
-from windlass.batch import NOT_COUNTED
 from windlass.commands.data_inspect import show
 from windlass.config import to_yaml
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.packing import unpack
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader

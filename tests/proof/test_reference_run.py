@@ -3,7 +3,7 @@
 import torch
 
 from tests import tiny
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.proof import reference_run as one_process

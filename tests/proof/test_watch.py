@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import windlass
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.model.config import ModelConfig
 from windlass.proof import watch as proof
 

@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from tests import tiny
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
-from windlass.batch import NOT_COUNTED
 from windlass.commands.evaluate import evaluate
 from windlass.config import RunConfig
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader

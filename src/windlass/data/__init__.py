@@ -13,6 +13,7 @@ stream     shards -> batches, in an order that is a function of (seed, samples c
 lint       what is in prepared data, and what is wrong with it
 
 config         the recipe's `data` section
+batch_fields   what a batch holds, and the label of a target that is not counted
 held_out       an amount of the documents for validation, in a recipe
 files          durable files, and the packages that read URLs
 packing        token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 
 WHOLE: Final = 100  # percent that a target weighs, unless said
 BUFFER_SAMPLES: Final = 2048  # of best-fit, in samples' worth of documents: 16 MB at T = 2048

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.errors import UserError
 from windlass.objectives.preference import REFERENCE
 from windlass.parallel.program import Program

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.preference import Preference
 from windlass.objectives.pretrain import Pretrain

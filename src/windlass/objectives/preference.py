@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.model.head.loss import as_bits
 from windlass.objectives.config import ObjectiveConfig
 from windlass.parallel.program import Program

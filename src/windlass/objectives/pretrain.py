@@ -2,7 +2,7 @@
 
 import torch
 
-from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.parallel.program import Program
 
 

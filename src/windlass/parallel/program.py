@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.model.head.loss import factor_bits
 from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder

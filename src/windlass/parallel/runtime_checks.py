@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.errors import OutOfSync
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.program import Program

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from windlass.batch import NOT_COUNTED, Batch
 from windlass.config import RunConfig
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader

@@ -26,8 +26,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from windlass.batch import Batch
 from windlass.config import RunConfig, check_recipe, load_recipe
+from windlass.data.batch_fields import Batch
 from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from windlass.batch import NOT_COUNTED, Batch
 from windlass.config import RunConfig
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import BatchSource
 from windlass.model.architecture import Architecture

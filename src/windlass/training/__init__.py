@@ -16,10 +16,10 @@ base_model        the model that a run began from: what checkpoints keep of it, 
 interruptible     work before the first step, which a signal ends at once
 run_directory     makes and locks the run directory; its checkpoints
 left_open         resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
-run               the parts of a run, and what happens between steps: validate, save, close
 
 Inside:
 
+run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
 resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open

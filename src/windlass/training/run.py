@@ -11,10 +11,10 @@ from typing import Any, Literal, Self
 
 import torch
 
-from windlass.batch import Batch
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import Mirror
 from windlass.config import RunConfig, to_yaml
+from windlass.data.batch_fields import Batch
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import SOURCES, BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.planted import Planted, text
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.lint import BEFORE_TRAINING, FULL, lint
 from windlass.data.shards.mds import Writer
 from windlass.data.tokenize.flags import CHOSEN_END, flagged, labelled

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, position, runs_of
 from windlass.data.packing import pack, pack_best_fit
 from windlass.data.shards.mds import Reader, Writer

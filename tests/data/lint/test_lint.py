@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.data.planted import LENGTH, TURN, Planted, text, texts
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.lint import BEFORE_TRAINING, FULL, Limits, lint
 
 TEMPLATE = (

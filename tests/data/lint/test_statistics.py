@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.planted import LENGTH, Planted, text, texts
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.statistics import read_sample, sample_number, survey
 from windlass.errors import UserError
 

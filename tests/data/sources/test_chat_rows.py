@@ -24,7 +24,7 @@ from tests.data.tokenize.test_chat_template import (
     template_of,
 )
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.config import CONVERSATION

@@ -13,8 +13,8 @@ import pytest
 
 from tests.data.conftest import data_config
 from tests.data.planted import BOS, TURN, Planted
-from windlass.batch import NOT_COUNTED
 from windlass.commands.data_inspect import describe
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey

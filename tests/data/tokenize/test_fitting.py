@@ -17,7 +17,7 @@ from tests.data.tokenize.test_chat_template import (
     template_of,
 )
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.shards.mds import Reader

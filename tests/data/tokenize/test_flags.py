@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.packing import pack, pack_best_fit
 from windlass.data.tokenize.flags import ID_BITS, count_unwritten, flagged, labelled, percent_of
 

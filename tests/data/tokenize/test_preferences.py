@@ -21,8 +21,8 @@ from tests.data.tokenize.test_chat_template import (
     template_of,
 )
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.batch import NOT_COUNTED
 from windlass.cli.main import app
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey
 from windlass.data.prepare.prepare import prepare

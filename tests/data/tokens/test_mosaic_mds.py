@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.tokens import writers
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.shards.mds import Writer
 from windlass.data.tokens.mosaic_mds import mosaic_rows, read_mosaic_index, verify_shard
 from windlass.errors import UserError

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.documents import Document, SampleBlock, content_lengths
 from windlass.data.lint.findings import Findings
 

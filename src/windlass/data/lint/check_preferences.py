@@ -3,7 +3,7 @@
 import numpy as np
 import xxhash
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.check_ids import Copies, Seen, Where
 from windlass.data.lint.documents import SampleBlock
 from windlass.data.lint.findings import Findings

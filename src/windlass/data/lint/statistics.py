@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, position, runs_of
 from windlass.data.lint.lint import expected_of
 from windlass.data.prepare.manifest import Prepared, SetInfo

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.errors import BadShard
 
 TYPES: Final = {"ndarray:int32": "<i4", "ndarray:uint16": "<u2", "ndarray:uint8": "u1"}

@@ -6,7 +6,7 @@ Whoever wants to see the batches of a run, or to change them, wraps its source: 
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.data.shards.index import Shard
 
 SOURCES: Final = "sources"

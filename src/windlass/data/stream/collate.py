@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.data.packing import WHOLE, Borders, isolate
 from windlass.data.shards.index import REPAIR
 from windlass.data.shards.mds import Reader

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, ShardSource
 from windlass.data.stream.collate import collate

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.data.packing import Borders
 from windlass.data.shards.growing import GrowingFolder
 from windlass.data.shards.index import Shard

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from windlass.batch import Batch
+from windlass.data.batch_fields import Batch
 from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import Event
 from windlass.data.stream.collate import MakeBatch

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED, Batch
+from windlass.data.batch_fields import NOT_COUNTED, Batch
 from windlass.data.shards.index import REPAIR, Shard
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.batch_source import BatchSource, Event

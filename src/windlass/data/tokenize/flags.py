@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.packing import WHOLE
 
 UNWRITTEN: Final = {"name": 1 << 24, "reasoning_content": 1 << 25, "thinking": 1 << 26, "tool_calls": 1 << 27}

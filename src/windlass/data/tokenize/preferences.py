@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.tokenize.chat_samples import as_inference
 from windlass.data.tokenize.chat_template import Encoded, Template
 from windlass.data.tokenize.flags import CHOSEN_END, flagged

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.packing import SAMPLES_AT_ONCE
 from windlass.data.tokenize.flags import ID_BITS, INNER
 from windlass.data.tokenize.resume import PART_TOKENS, FinishedPart

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from windlass.batch import NOT_COUNTED
+from windlass.data.batch_fields import NOT_COUNTED
 from windlass.errors import UserError
 
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import torch
 
-from windlass.batch import Batch
 from windlass.config import RunConfig
+from windlass.data.batch_fields import Batch
 from windlass.optim.clip import gradient_norm
 from windlass.parallel.mesh import Mesh
 from windlass.plan.sizes import StepSize
