@@ -12,6 +12,7 @@ fetch            copies what is not on this host, once
 select           which documents a set keeps, without duplicates where asked
 bad_rows         rows that are no document: named, counted, left out or refused
 compression      compressed files, unpacked as they are read
+shape_config     the shape of documents: where a conversation is in a row; a middle that is moved
 
 Inside:
 
@@ -19,7 +20,6 @@ urls             files at URLs, and what is wrong where their file system fails
 formats          file formats: bytes in, rows out; which files a source may hold
 text_rows        rows as text: JSON lines, JSON, CSV
 table_rows       rows as columns: Parquet, Arrow
-shape_config     the shape of documents: where a conversation is in a row; a middle that is moved
 row_shapes       conversations in rows of other names: sharegpt, alpaca, one's own
 row_text         a row's text, in a key, a nested one, or several
 """
