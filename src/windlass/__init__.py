@@ -38,7 +38,7 @@ __all__ = [
     "Sampling", "Stopped", "UserError", "__version__", "evaluate", "export", "fingerprint", "generate", "load_recipe",
     "parse_recipe", "prepare", "train", "verify",
 ]  # fmt: skip
-PLACES: Final = {
+MODULE_OF: Final = {
     "Sampling": ("commands.generate", "Sampling"),
     "evaluate": ("commands.evaluate", "evaluate"),
     "export": ("commands.export", "export"),
@@ -55,9 +55,9 @@ PLACES: Final = {
 if not TYPE_CHECKING:  # or a type checker takes every name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in PLACES:
+        if name not in MODULE_OF:
             raise AttributeError(f"module 'windlass' has no attribute {name!r}")
         import importlib
 
-        module, function = PLACES[name]
+        module, function = MODULE_OF[name]
         return getattr(importlib.import_module(f"windlass.{module}"), function)

@@ -253,12 +253,12 @@ def _location(tree: Any, item: Mapping[str, Any]) -> Location:
 
 
 def _position(tree: Any, location: Location) -> list[float]:
-    places: list[float] = []
+    indices: list[float] = []
     for part in location:
         keys = list(tree) if isinstance(tree, Mapping) else list(range(len(tree))) if isinstance(tree, list) else []
-        places.append(keys.index(part) if part in keys else math.inf)
+        indices.append(keys.index(part) if part in keys else math.inf)
         tree = tree[part] if part in keys else None
-    return places + [math.inf] * (10 - len(places))
+    return indices + [math.inf] * (10 - len(indices))
 
 
 def _keys_at(model: Any, location: Location) -> list[str]:

@@ -1,4 +1,4 @@
-"""An object store or any other place with a URL, through fsspec: whole files in and out, each within a deadline.
+"""An object store or any other store with a URL, through fsspec: whole files in and out, each within a deadline.
 
 fsspec speaks s3://, gs://, http(s)://, file://, memory:// and more, and takes credentials and endpoints from the
 environment, as each library of its own does (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...). What it does not promise is an
@@ -36,8 +36,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 DENIED = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
 
 
-def is_url(place: str) -> bool:
-    return "://" in place
+def is_url(given: str) -> bool:
+    return "://" in given
 
 
 class Store:
@@ -54,7 +54,7 @@ class Store:
         self.url, self.deadline_s = redacted(url.rstrip("/")), deadline_s
         self._setting, self._bytes_per_s = setting, bytes_per_s
         protocol = url.partition("://")[0]
-        rule = "this place is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
+        rule = "this is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
         try:
             options = OPTIONS.get(protocol, {})
             found: tuple[Any, str] = fsspec.url_to_fs(
@@ -72,7 +72,7 @@ class Store:
         """Raises UserError where files are read only, by the protocol."""
         if self.is_read_only:
             rule = "windlass writes where it can write files: s3://, gs://, file://, a local directory"
-            change = "give such a place; prepared data may be prepared elsewhere, and served by this URL"
+            change = "give such a directory; prepared data may be prepared elsewhere, and served by this URL"
             raise UserError(f"{self.url} is read only here", rule, change)
 
     def check_takes_files(self) -> None:
@@ -170,6 +170,8 @@ class Store:
             raise UserError(given, rule, change) from None
         if isinstance(error, NotImplementedError):
             rule = "windlass writes where files can be written"
-            raise UserError(f"{where} cannot be written by this protocol", rule, "give another place") from None
+            raise UserError(
+                f"{where} cannot be written by this protocol", rule, "give another directory or URL"
+            ) from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise UserError(given, "this needs a place to write", "free space, or give another place") from None
+            raise UserError(given, "this needs room to write", "free space, or give another directory or URL") from None

@@ -66,14 +66,14 @@ def _without_secrets(found: re.Match[str]) -> str:
     if url is None:
         return word
     mark = _QUERY.search(word, url.end())
-    place, query = (word, "") if mark is None else (word[: mark.end()], word[mark.end() :])
+    base, query = (word, "") if mark is None else (word[: mark.end()], word[mark.end() :])
     # a reference ends with a brace, as a mapping of YAML does
     least = max((one.end() for one in _REFERENCE.finditer(query)), default=0)
     end = max(least, len(query.rstrip(_BEHIND)))
     parts = [one if _NO_SECRET.fullmatch(one) else HIDDEN for one in query[:end].split("&")]
     kept = HIDDEN if set(parts) == {HIDDEN} else "&".join(parts)
-    place = place[: url.end()] + without_values(place[url.end() :])
-    return place + kept * (end > 0) + query[end:]
+    base = base[: url.end()] + without_values(base[url.end() :])
+    return base + kept * (end > 0) + query[end:]
 
 
 def _hide_user(found: re.Match[str]) -> str:

@@ -33,7 +33,7 @@ def test_the_index_says_where_the_bytes_of_each_tensor_are(checkpoint):
     }
     with TensorSource(checkpoint, tensors) as source:
         parts = [(name, part) for name, one in tensors.items() for part in one.parts()]
-        spans = sorted((source.place(name, part), tensors[name].num_bytes_of(part.box)) for name, part in parts)
+        spans = sorted((source.offset(name, part), tensors[name].num_bytes_of(part.box)) for name, part in parts)
     header = (checkpoint.directory / "rank-00000.bin").read_bytes()[:HEADER_BYTES]
     end = HEADER_BYTES + index_bytes_of(header)
     for at, length in spans:

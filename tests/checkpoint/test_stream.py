@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
     tensors = read_index(checkpoint)
     with TensorSource(checkpoint, tensors) as source:
         last = max(
-            tensors, key=lambda name: max((source.place(name, part) for part in tensors[name].parts()), default=0)
+            tensors, key=lambda name: max((source.offset(name, part) for part in tensors[name].parts()), default=0)
         )
         with pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash differs in bytes"):
             list(source.blocks(last, tensors[last].whole))

@@ -21,7 +21,7 @@ def test_the_list_is_what_the_run_was_given_and_what_was_lost_is_reported(base, 
     assert [reader.read(*place)[0][:-1].tolist() for place in listed] == given
     blank = STEPS * 8 - len(given)
     (since,) = [int(line.split("left out from ")[1].split()[0]) for line in lines if "left out from" in line]
-    assert lines[0] == f"places 0 to {STEPS * 8} of the stream, shard {bad_shard(base)} left out from {since} on"
+    assert lines[0] == f"samples 0 to {STEPS * 8} of the stream, shard {bad_shard(base)} left out from {since} on"
     digest = xxhash.xxh3_128_hexdigest((tmp_path / "list").read_bytes())
     assert lines[1] == f"consumed: {len(given)} samples, xxh3-128 of their list {digest}"
     assert lines[2] == f"lost: {blank} samples, whose turn came when their shard was left out"
@@ -33,7 +33,7 @@ def test_the_batch_of_a_failure_is_named_by_its_samples_or_it_is_said_why_not(ba
     list(consumed(config.run.directory, tmp_path / "list"))
     listed = [line.replace(" ", "/") for line in (tmp_path / "list").read_text().splitlines()]
     said = batch_before(config, 8)
-    assert said == f"its batch: places 0 to 8 of the stream, shard/row {' '.join(listed[:8])}"
+    assert said == f"its batch: samples 0 to 8 of the stream, shard/row {' '.join(listed[:8])}"
     nowhere = tiny.recipe(base, run={**config.run.model_dump(), "directory": str(tmp_path / "none")})
     assert batch_before(nowhere, 8).startswith("its batch is not known: ")
 

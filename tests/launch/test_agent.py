@@ -56,10 +56,10 @@ def test_a_dead_rank_is_named_with_what_went_wrong_on_its_host():
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():
     beats = [LastBeat(1, 0, 6, 56, 0.0, "step"), LastBeat(2, 1, 6, 48, 0.0, "data"), LastBeat(3, 2, 0, 0, 0.0, "start")]
     incident = _death(1, -9, beats, False)
-    assert (incident.step, incident.phase, _failure(137, incident, beats).place) == (6, "data", 48)
+    assert (incident.step, incident.phase, _failure(137, incident, beats).position) == (6, "data", 48)
     assert [_death(1, code, beats, True).is_out_of_memory for code in (-9, 1, -15)] == [True, False, False]
     early = _death(2, 1, beats, False)
-    assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats, False).step, 0)
+    assert (early.step, _failure(1, early, beats).position) == (None, 0) == (_death(5, 1, beats, False).step, 0)
 
 
 def test_what_a_host_saw_is_in_the_incident_of_a_start(tmp_path, monkeypatch, capsys):

@@ -273,7 +273,7 @@ watchdog.LEAVE_S = 1.0
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
     try:
-        code = launch([case], 2, run, Restarts(*given, 0, "places up to {}".format) if given else None)
+        code = launch([case], 2, run, Restarts(*given, 0, "samples up to {}".format) if given else None)
     except KeyboardInterrupt:
         code = "interrupted"
     ends.append((code, read_status(run).step))
@@ -361,7 +361,7 @@ def test_a_mistake_is_not_tried_again_and_a_step_not_for_the_fourth_time(launche
     assert (end.code, end.said, starts(tmp_path)) == (2, STATED, 1)
     (end,) = launched("stuck", restarts=9)
     assert (end.code, starts(tmp_path)) == (7, 3)
-    assert end.said.endswith("windlass: three failures in step 5: the ranks are not started again\nplaces up to 64\n")
+    assert end.said.endswith("windlass: three failures in step 5: the ranks are not started again\nsamples up to 64\n")
 
 
 @pytest.mark.long  # a stall is ten times the longest phase, and the watchdog looks once a second

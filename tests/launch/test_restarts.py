@@ -13,8 +13,8 @@ from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import UNSEEN_S
 
 
-def failure(code=137, step=None, place=0):
-    return Failure(code, Incident("died", [1], step, "step", exit_code=-9), place)
+def failure(code=137, step=None, position=0):
+    return Failure(code, Incident("died", [1], step, "step", exit_code=-9), position)
 
 
 @pytest.mark.parametrize("code", [1, 5, 7, 74, 134, 137, 139])
@@ -42,10 +42,10 @@ def test_none_is_none_and_nothing_is_said_about_it():
 
 
 def test_a_step_that_fails_three_times_is_named_with_its_samples():
-    restarts = Restarts(10, 0, 0, lambda place: f"places up to {place}")
+    restarts = Restarts(10, 0, 0, lambda position: f"samples up to {position}")
     said = [restarts.why_not(failure(1, step, 8 * step)) for step in (4, 4, 6, 6, 6)]
-    assert said == [None] * 4 + ["three failures in step 7: the ranks are not started again\nplaces up to 48"]
-    before = Restarts(10, 0, 0, lambda place: "never asked")
+    assert said == [None] * 4 + ["three failures in step 7: the ranks are not started again\nsamples up to 48"]
+    before = Restarts(10, 0, 0, lambda position: "never asked")
     assert [before.why_not(failure(1)) for _ in range(3)][2] == (
         "three failures before the first step: the ranks are not started again"
     )

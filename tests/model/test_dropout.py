@@ -1,4 +1,4 @@
-"""The mask is a function of sample, layer, place and element: the same in any slice, dtype and graph; else unlike any other."""
+"""The mask is a function of sample, layer, site and element: the same in any slice, dtype and graph; else unlike any other."""
 
 import math
 from unittest import mock
@@ -27,9 +27,9 @@ COUNT = math.prod(SHAPE)
 KEYS = torch.tensor([3, -(2**63), 2**63 - 1, 1234567890123456789])
 
 
-def kept(probability=0.1, keys=KEYS, place=MLP_OUTPUT, layer=0, shape=SHAPE):
+def kept(probability=0.1, keys=KEYS, site=MLP_OUTPUT, layer=0, shape=SHAPE):
     ones = torch.ones(len(keys), *shape[1:])
-    return dropout(ones, probability, layer_keys(keys, torch.tensor([layer]))[0], place) != 0
+    return dropout(ones, probability, layer_keys(keys, torch.tensor([layer]))[0], site) != 0
 
 
 def correlation(one, two):
@@ -64,8 +64,8 @@ def test_masks_of_other_samples_layers_and_places_are_independent():
         "samples in another order": kept(keys=KEYS.roll(1)),
         "layer": kept(layer=1),
         "embedding": kept(layer=EMBEDDING),
-        "attention": kept(place=ATTENTION),
-        "attention output": kept(place=ATTENTION_OUTPUT),
+        "attention": kept(site=ATTENTION),
+        "attention output": kept(site=ATTENTION_OUTPUT),
     }
     names = list(masks)
     for at, one in enumerate(names):
@@ -144,7 +144,7 @@ def kept_plain():
     return dropout(torch.ones(SHAPE), 0.1, KEYS, MLP_OUTPUT) != 0
 
 
-def python_mask(key, place, position, column, probability):
+def python_mask(key, site, position, column, probability):
     """One element by Python's integers: the formula of the file's head, for what wraps in int32 and int64."""
     word = (1 << 64) - 1
 
@@ -156,7 +156,7 @@ def python_mask(key, place, position, column, probability):
         x = (x ^ x >> 27) * 0x94D049BB133111EB & word
         return x ^ x >> 31
 
-    row = mix(fold(key, place) ^ position)
+    row = mix(fold(key, site) ^ position)
     x = (row + column) * 0x9E3779B9 & 0xFFFFFFFF ^ row >> 32
     x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
@@ -223,19 +223,19 @@ def test_the_mask_is_kept_for_backward_in_one_byte_per_element():
     assert COUNT <= sum(kept_bytes) <= 1.1 * COUNT
 
 
-# ---- in the model: transformers with our masks in its places
+# ---- in the model: transformers with our masks in its sites
 
 
 class OurMask(nn.Module):
     """In the place of a Dropout of transformers: a layer's mask by the same keys; weights [B, H, T, S] or hidden [B, T, D]."""
 
-    def __init__(self, keys_B, place, probability):
+    def __init__(self, keys_B, site, probability):
         super().__init__()
-        self.keys_B, self.place, self.p = keys_B, place, probability
+        self.keys_B, self.site, self.p = keys_B, site, probability
 
     def forward(self, x):
         coordinates = [torch.arange(size) for size in x.shape[1:]]
-        rows = row_keys(self.keys_B, self.place, *coordinates[:-1])
+        rows = row_keys(self.keys_B, self.site, *coordinates[:-1])
         return x * keep_mask(rows, coordinates[-1], self.p) / (1 - self.p)
 
 
@@ -279,9 +279,9 @@ def assert_equal_in_training(decoder, model):
         assert difference.abs().max() < 1e-9 * max(1.0, gradients[name].abs().max().item()), name
 
 
-@pytest.mark.parametrize("place", [*GPT2_FIELDS, "all"])
-def test_gpt2_drops_where_transformers_does(place):
-    fields = GPT2_FIELDS if place == "all" else {**dict.fromkeys(GPT2_FIELDS, 0.0), place: GPT2_FIELDS[place]}
+@pytest.mark.parametrize("site", [*GPT2_FIELDS, "all"])
+def test_gpt2_drops_where_transformers_does(site):
+    fields = GPT2_FIELDS if site == "all" else {**dict.fromkeys(GPT2_FIELDS, 0.0), site: GPT2_FIELDS[site]}
     model = hf_model("gpt2", True, torch.float64, **fields)
     decoder = our_model(model)
     clean = decoder(batch(211)[0])
@@ -301,10 +301,10 @@ def test_the_rotary_families_drop_attentions_weights_where_transformers_does(fam
 
 
 def test_on_average_the_loss_is_that_of_transformers():
-    """One sample many times, each time with another key: mean and spread of its loss, for each place alone."""
+    """One sample many times, each time with another key: mean and spread of its loss, for each site alone."""
     copies = 400
-    for place in GPT2_FIELDS:
-        model = hf_model("gpt2", True, **{**dict.fromkeys(GPT2_FIELDS, 0.0), place: 0.1})
+    for site in GPT2_FIELDS:
+        model = hf_model("gpt2", True, **{**dict.fromkeys(GPT2_FIELDS, 0.0), site: 0.1})
         decoder = our_model(model)
         row_ids, row_targets = (x[1:2] for x in batch(211))
         ids, targets = row_ids.expand(copies, -1), row_targets.expand(copies, -1)
@@ -315,9 +315,9 @@ def test_on_average_the_loss_is_that_of_transformers():
         theirs, ours = (
             functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").mean(1) for logits in many
         )
-        assert ours.std() > 1e-3 and abs(ours.std() / theirs.std() - 1) < 0.25, (place, ours.std(), theirs.std())
+        assert ours.std() > 1e-3 and abs(ours.std() / theirs.std() - 1) < 0.25, (site, ours.std(), theirs.std())
         error = math.hypot(ours.std().item(), theirs.std().item()) / math.sqrt(copies)
-        assert abs(ours.mean() - theirs.mean()) < 4 * error, place
+        assert abs(ours.mean() - theirs.mean()) < 4 * error, site
         assert abs(ours.mean() - clean) < 0.2 * clean
 
 

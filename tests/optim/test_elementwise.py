@@ -11,7 +11,7 @@ from windlass.optim import elementwise
 from windlass.optim.adamw import AdamW
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
-from windlass.optim.rounding import ElementPlace
+from windlass.optim.rounding import Numbering
 from windlass.parallel.records import Record
 
 BF16 = torch.bfloat16
@@ -200,7 +200,7 @@ def test_compiled_it_is_bit_equal():
 
 def test_each_part_has_the_noise_of_its_own_place_where_the_update_is_one_kernel(monkeypatch):
     """Parts that begin elsewhere in their tensors: what is compiled gets the same numbers as what runs piece by piece."""
-    monkeypatch.setattr(elementwise, "place_of", lambda one: ElementPlace(7 * one.numel(), 1, 1))
+    monkeypatch.setattr(elementwise, "numbering_of", lambda one: Numbering(7 * one.numel(), 1, 1))
     monkeypatch.setattr(
         elementwise, "_compiled", lambda: elementwise._update_numbered
     )  # not compiled: only what it is given

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parallel.tiny import each, make_program
-from windlass.optim.rounding import ElementPlace, hash32, place_of, step_keys, stored_as, stream_keys, two_noises
+from windlass.optim.rounding import Numbering, hash32, numbering_of, step_keys, stored_as, stream_keys, two_noises
 
 N = 1 << 16
 
@@ -16,7 +16,7 @@ def keys(name="w", seed=3, step=1):
 
 
 def numbers(count=N):
-    return ElementPlace(0, 1, 1).numbers(0, count, torch.device("cpu"))
+    return Numbering(0, 1, 1).numbers(0, count, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("value", [1.0 + 2**-9, -(1.0 + 2**-10), 3.14159e-7, 1.0 + 2**-16, -6.02e23])
@@ -69,7 +69,7 @@ def sharded_noise(layout):
     for record in program.records():
         tensor = record.tensor.detach()
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        mine = place_of(tensor).numbers(0, local.numel(), local.device).view(local.shape)
+        mine = numbering_of(tensor).numbers(0, local.numel(), local.device).view(local.shape)
         if isinstance(tensor, DTensor):
             mine = DTensor.from_local(
                 mine, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
@@ -92,7 +92,7 @@ def cut_along(dims):
     whole = torch.arange(5 * 7 * 3).view(5, 7, 3)
     tensor = distribute_tensor(whole, mesh, [Shard(dim) for dim in dims])
     local = tensor.to_local()
-    return torch.equal(place_of(tensor).numbers(0, local.numel(), local.device).view(local.shape).long(), local)
+    return torch.equal(numbering_of(tensor).numbers(0, local.numel(), local.device).view(local.shape).long(), local)
 
 
 def test_a_part_that_is_cut_along_other_dims_too(ranks):
@@ -101,5 +101,5 @@ def test_a_part_that_is_cut_along_other_dims_too(ranks):
 
 
 def test_numbers_beyond_32_bits_wrap():
-    at = ElementPlace(2**32 + 5, 1, 1).numbers(0, 2, torch.device("cpu"))
+    at = Numbering(2**32 + 5, 1, 1).numbers(0, 2, torch.device("cpu"))
     assert at.tolist() == [5, 6] and at.dtype == torch.int32

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, each, full, make_program
 from windlass.model.attention.layout import AttentionLayout
-from windlass.optim.rounding import place_of
+from windlass.optim.rounding import numbering_of
 from windlass.ranks.owned_part import local_part, owned_ranges
 
 BLOCKS, HIDDEN, HEAD_DIM, WIDTH, TOKENS, ROWS = 3, 24, 8, 40, 16, 2
@@ -201,7 +201,7 @@ def places():
         grid = torch.arange(record.tensor.numel()).view(record.logical_shape)
         for dim, part in enumerate(owned_ranges(record.tensor)):
             grid = grid.narrow(dim, part.start, len(part))
-        numbers = place_of(record.tensor).numbers(0, grid.numel(), torch.device("cpu"))
+        numbers = numbering_of(record.tensor).numbers(0, grid.numel(), torch.device("cpu"))
         if not torch.equal(numbers, grid.flatten().int()):
             wrong.append(record.name)
     return wrong

@@ -54,8 +54,8 @@ def hang_at(plan: list[tuple[int, str, int, str]], folder: Path) -> None:
     number_at = {(step, phase, rank): number for number, (step, phase, rank, _) in enumerate(plan)}
     original = Heartbeat.beat
 
-    def beat(self, phase, step=None, place=None):
-        original(self, phase, step, place)
+    def beat(self, phase, step=None, position=None):
+        original(self, phase, step, position)
         number = number_at.get((self._step, phase, int(os.environ["RANK"])))
         if number is not None:
             (folder / f"hanging-{number}").touch()

@@ -32,7 +32,7 @@ def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
     before_s = time.monotonic()
     with Heartbeat(folder_of(run), 3) as first, Heartbeat(folder_of(run), 1) as second:
         first.beat("data", 7)
-        first.beat("step", place=64)
+        first.beat("step", position=64)
         second.beat("checkpoint", 7)
         late, early = read_beats(run)[::-1]
         assert (

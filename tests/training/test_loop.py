@@ -187,14 +187,14 @@ def train_without_targets(config):
 
 
 def test_a_rank_says_where_it_is_before_it_does_it(base, monkeypatch):
-    """Step and the place where its batch ends, for `windlass stacks` and the watchdog."""
+    """Step and the position where its batch ends, for `windlass stacks` and the watchdog."""
     from windlass import train
 
     seen, order, beat = [], [], Heartbeat.beat
 
-    def watched(self, phase, step=None, place=None):
-        beat(self, phase, step, place)
-        seen.append((phase, self._step, self._place))
+    def watched(self, phase, step=None, position=None):
+        beat(self, phase, step, position)
+        seen.append((phase, self._step, self._position))
         order.append(LastBeat(1, 0, self._step, 0, 0.0, phase).progress)
 
     monkeypatch.delenv("RANK", raising=False)

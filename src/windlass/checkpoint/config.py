@@ -28,9 +28,9 @@ class CheckpointConfig(Settings):
     """Copy the state to host memory and write it in the background. This takes one copy of the state in host memory."""
 
     def rules(self) -> Sequence[Iterator[UserError]]:
-        return (self._place(),)
+        return (self._remote(),)
 
-    def _place(self) -> Iterator[UserError]:
+    def _remote(self) -> Iterator[UserError]:
         if self.remote is not None and "://" not in self.remote:
             yield UserError(
                 f"checkpoint.remote={self.remote} is not a URL",

@@ -114,9 +114,9 @@ class Grid(JsonRecord):
             yield RankPart(rank, Box(offsets, self.sizes))
             return
         axis = self.axes[num_axes - 1]
-        for place in range(axis.count):
-            moved = _moved(offsets, axis.dim, place * axis.step) if axis.step else offsets
-            yield from self._parts(moved, rank + place * axis.ranks, num_axes - 1)
+        for index in range(axis.count):
+            moved = _moved(offsets, axis.dim, index * axis.step) if axis.step else offsets
+            yield from self._parts(moved, rank + index * axis.ranks, num_axes - 1)
 
     def meeting(self, box: Box) -> Iterator[RankPart]:
         """The parts that share elements with `box`, without looking at the others. For a grid without replicas."""
@@ -133,9 +133,9 @@ class Grid(JsonRecord):
         start, end, extent = box.offsets[dim], box.offsets[dim] + box.sizes[dim], self.extent(dim, inner)
         first = max(0, (start - extent - offsets[dim]) // step + 1)
         behind = min(axis.count, -((offsets[dim] - end) // step))  # rounded up
-        for place in range(first, behind):
-            moved = _moved(offsets, dim, place * step)
-            yield from self._meeting(box, moved, rank + place * axis.ranks, num_axes - 1)
+        for index in range(first, behind):
+            moved = _moved(offsets, dim, index * step)
+            yield from self._meeting(box, moved, rank + index * axis.ranks, num_axes - 1)
 
 
 def _moved(offsets: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:

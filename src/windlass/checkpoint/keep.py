@@ -192,7 +192,7 @@ def _hashes(name: str, source: TensorSource) -> list[str]:
     result: list[str] = []
     tensor = source.tensors[name]
     for part in _parts(tensor):
-        at = source.place(name, part)
+        at = source.offset(name, part)
         lengths, hashes = source.checkpoint.manifest.files[rank_name(part.rank)].rows()
         starts = [0, *accumulate(lengths)]
         result += hashes[bisect_left(starts, at) : bisect_left(starts, at + tensor.num_bytes_of(part.box))]

@@ -139,7 +139,7 @@ def read_tensors(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], sa
     num_bytes = 0
     with TensorSource(checkpoint, saved) as source:
         for rank in sorted(wanted):
-            for name, part, shared in sorted(wanted[rank], key=lambda one: source.place(one[0], one[1])):
+            for name, part, shared in sorted(wanted[rank], key=lambda one: source.offset(one[0], one[1])):
                 target, dtype = local_part(tensors[name]), DTYPES[saved[name].dtype]
                 for block in cut(shared, max(1, BLOCK_BYTES // dtype.itemsize)):
                     data = as_bytes(source.read(name, part, block))

@@ -37,7 +37,7 @@ def cut(box: Box, most_elements: int) -> Iterator[Box]:
         yield from cut(Box(tuple(offsets), tuple(sizes)), most_elements)
 
 
-class _Places(NamedTuple):
+class _Offsets(NamedTuple):
     """Where the boxes of a rank's file begin."""
 
     data_at: int
@@ -51,7 +51,7 @@ class TensorSource:
     def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, SavedTensor]):
         self.checkpoint, self.tensors = checkpoint, tensors
         self._open: dict[int, PieceReader] = {}
-        self._places: dict[int, _Places] = {}
+        self._offsets: dict[int, _Offsets] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +80,7 @@ class TensorSource:
         """`wanted`, a box inside of the part's: read from its first row to its last, then narrowed -> as in `blocks`."""
         import numpy
 
-        at, reader, item = self.place(name, part), self._reader(part.rank), ITEM_BYTES[self.tensors[name].dtype]
+        at, reader, item = self.offset(name, part), self._reader(part.rank), ITEM_BYTES[self.tensors[name].dtype]
         held = part.box
         if not held.sizes:
             return numpy.frombuffer(reader.read(at, item), numpy.uint8)
@@ -92,14 +92,14 @@ class TensorSource:
         array = numpy.frombuffer(data, numpy.uint8).reshape(*wanted.sizes[: dim + 1], *held.sizes[dim + 1 :], item)
         return array[(*(slice(None),) * (dim + 1), *where[dim + 1 :])]
 
-    def place(self, name: str, part: RankPart) -> int:
+    def offset(self, name: str, part: RankPart) -> int:
         """The byte of its file at which a part begins."""
-        if part.rank not in self._places:
+        if part.rank not in self._offsets:
             self._reader(part.rank)
-        places = self._places[part.rank]
-        if name not in places.starts:
+        offsets = self._offsets[part.rank]
+        if name not in offsets.starts:
             raise bad(f"{rank_name(part.rank)} has no part of {name[:80]!r}", "index.json says who holds what")
-        return places.data_at + places.starts[name]
+        return offsets.data_at + offsets.starts[name]
 
     def _reader(self, rank: int) -> PieceReader:
         reader = self._open.pop(rank, None)
@@ -109,12 +109,12 @@ class TensorSource:
                 self._open.pop(oldest).__exit__(None, None, None)
             reader = self.checkpoint.reader(rank_name(rank))
             self._open[rank] = reader
-            if rank not in self._places:
-                self._places[rank] = self._read_places(rank, reader)
+            if rank not in self._offsets:
+                self._offsets[rank] = self._read_offsets(rank, reader)
         self._open[rank] = reader  # the newest is the last
         return reader
 
-    def _read_places(self, rank: int, reader: PieceReader) -> _Places:
+    def _read_offsets(self, rank: int, reader: PieceReader) -> _Offsets:
         file = rank_name(rank)
         reader.check_size()
         size = self.checkpoint.manifest.files[file].size
@@ -125,7 +125,7 @@ class TensorSource:
             )
         data_at = HEADER_BYTES + length
         index = bytes(reader.read(HEADER_BYTES, length))
-        return _Places(data_at, parse_boxes(index, rank, file, size - data_at, self.tensors))
+        return _Offsets(data_at, parse_boxes(index, rank, file, size - data_at, self.tensors))
 
 
 def as_bytes(array: Any) -> memoryview:

@@ -35,7 +35,7 @@ Overrides = Annotated[
         metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100", autocompletion=complete_key
     ),
 ]
-PreparedPlace = Annotated[
+PreparedData = Annotated[
     str, typer.Argument(metavar="RECIPE|DIRECTORY", help="A recipe whose data is prepared, or its data.directory.")
 ]
 
@@ -81,10 +81,10 @@ def rehashing(is_asked: bool) -> list[str]:
 def restarts_of(config: "RunConfig") -> Restarts:
     """What `launch` and `data` of a recipe say about starting its ranks again."""
 
-    def batch_at(place: int) -> str:
+    def batch_at(position: int) -> str:
         from windlass.commands.data_consumed import batch_before  # with numpy: needed after three failures
 
-        return batch_before(config, place)
+        return batch_before(config, position)
 
     return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.deadline_s, batch_at)
 

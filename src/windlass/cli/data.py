@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import Overrides, PreparedPlace, print_lines
+from windlass.cli.arguments import Overrides, PreparedData, print_lines
 from windlass.cli.group import Commands
 from windlass.errors import EXIT_USER_ERROR
 
@@ -14,7 +14,7 @@ app = typer.Typer(cls=Commands, help="See what is in prepared data, and what is 
 
 @app.command("inspect")
 def data_inspect(
-    place: PreparedPlace,
+    prepared: PreparedData,
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--set", help="train, validation, or a further set.")] = "train",
     sample: Annotated[
@@ -25,29 +25,29 @@ def data_inspect(
     """Documents, tokens, lengths, fill, vocabulary, and one sample with its borders and loss mask."""
     from windlass.commands.data_inspect import show
 
-    show(place, overrides or [], name, sample, no_color)
+    show(prepared, overrides or [], name, sample, no_color)
 
 
 @app.command("lint")
-def data_lint(place: PreparedPlace, overrides: Overrides = None) -> None:
+def data_lint(prepared: PreparedData, overrides: Overrides = None) -> None:
     """Faults of the data, by name, with where they are and what to change. Exit code 2 if one is an error."""
     from windlass.commands.data_lint import check
 
-    lines, has_error = check(place, overrides or [])
+    lines, has_error = check(prepared, overrides or [])
     print_lines(lines)
     raise typer.Exit(EXIT_USER_ERROR if has_error else 0)
 
 
 @app.command("report")
 def data_report(
-    place: PreparedPlace,
+    prepared: PreparedData,
     overrides: Overrides = None,
     output: Annotated[Path | None, typer.Option(help="The page. Default: data.html in this directory.")] = None,
 ) -> None:
     """One page that works offline: sources, lengths, what was left out, findings, samples."""
     from windlass.commands.data_inspect import report
 
-    print_lines([str(report(place, overrides or [], output))])
+    print_lines([str(report(prepared, overrides or [], output))])
 
 
 @app.command("consumed")

@@ -34,13 +34,13 @@ def launch_nodes(
     from windlass.launch.nodes import check_worlds, launch_nodes, nodes_of
     from windlass.training.interruptible import interruptible
 
-    hosts, place = nodes_of(nodes), endpoint_of(endpoint)
+    hosts, meeting = nodes_of(nodes), endpoint_of(endpoint)
     config, num_ranks = load_recipe(recipe, *overrides or ()), local.choose_ranks(nproc)
     shape = config.model.shape(config.data.tokenizer.train)
     check_worlds(hosts, num_ranks, partial(config.check_layout, shape))
     with interruptions(), interruptible(config.run.directory):
         arguments = ["train", recipe, *(overrides or ())]
-        code = launch_nodes(arguments, hosts, place, num_ranks, config.run.directory, restarts_of(config))
+        code = launch_nodes(arguments, hosts, meeting, num_ranks, config.run.directory, restarts_of(config))
     if code == EXIT_STOPPED:
         say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
     raise typer.Exit(code)

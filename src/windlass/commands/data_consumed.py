@@ -31,7 +31,7 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
     config = load_recipe(recipe)
     shards = open_prepared(config.data, config.evaluate.sets).shards("train").shards
     for part in found:
-        yield f"places {part.start:,} to {part.end:,} of the stream{_left_out(part)}"
+        yield f"samples {part.start:,} to {part.end:,} of the stream{_left_out(part)}"
     starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
     times_N = np.zeros(int(starts[-1]), np.int64)
     digest, num_consumed = xxhash.xxh3_128(), 0
@@ -53,15 +53,15 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
 
 
 def batch_before(config: RunConfig, end: int) -> str:
-    """The samples of the global batch that ends at place `end` of the stream, in one line; what is wrong where they cannot be
+    """The samples of the global batch that ends at position `end` of the stream, in one line; what is wrong where they cannot be
     said: this explains a failure and is none."""
     try:
         span = span_before(read_events(config.run.directory / "events.jsonl"), end, count := config.samples_per_step)
         shards = open_prepared(config.data, config.evaluate.sets).shards("train").shards
-        places = " ".join(f"{shard}/{row}" for shard, row in samples([span], shards))
+        rows = " ".join(f"{shard}/{row}" for shard, row in samples([span], shards))
     except UserError as error:
         return f"its batch is not known: {error.given}"
-    return f"its batch: places {end - count:,} to {end:,} of the stream, shard/row {places}"
+    return f"its batch: samples {end - count:,} to {end:,} of the stream, shard/row {rows}"
 
 
 def _left_out(part: Span) -> str:

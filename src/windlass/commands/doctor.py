@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.config import RunConfig, load_recipe
-from windlass.data.prepare.prepare import check_place
+from windlass.data.prepare.prepare import check_data_directory
 from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, tokenizer_files, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
@@ -121,13 +121,13 @@ def check_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> It
             "a run writes its checkpoints there",
             "choose another run.directory, or fix the permissions of this one",
         )
-    yield from check_places(config)
+    yield from check_directories(config)
 
 
-def check_places(config: RunConfig) -> Iterator[Diagnosis]:
+def check_directories(config: RunConfig) -> Iterator[Diagnosis]:
     """Where prepared data and copies of checkpoints go. A store gets a small file, which is removed."""
     remote = config.checkpoint.remote
-    checks: dict[str, Callable[[], None]] = {"data.directory": lambda: check_place(config.data, STORE_S)}
+    checks: dict[str, Callable[[], None]] = {"data.directory": lambda: check_data_directory(config.data, STORE_S)}
     if remote is not None:
         checks["checkpoint.remote"] = lambda: Store(remote, STORE_S, setting=None).check_takes_files()
     for key, check in checks.items():

@@ -123,8 +123,8 @@ def _command(
     saved: SavedModel, path: Path, target: Path | None, dtype: str, merge: bool, base: Path | None
 ) -> list[str]:
     """What exports the same from the directory that the recipe ran in."""
-    place = path if saved.step is None else saved.trainer_state["config"]["run"]["directory"]
-    words = ["windlass", "export", str(place), *([] if target is None else [str(target)]), "--dtype", dtype]
+    source = path if saved.step is None else saved.trainer_state["config"]["run"]["directory"]
+    words = ["windlass", "export", str(source), *([] if target is None else [str(target)]), "--dtype", dtype]
     words += [] if saved.step is None else ["--step", str(saved.step)]
     return words + ["--merge"] * merge + ([] if base is None else ["--base", str(base)])
 

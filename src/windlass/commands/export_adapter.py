@@ -87,8 +87,8 @@ def write_adapter(draft: Path, saved: SavedModel) -> None:
     assert saved.adapter is not None
     config = check_recipe(saved.trainer_state["config"])
     base = saved.trainer_state["base"]
-    place = Path(base["from"]).expanduser()
-    name = str(place.resolve()) if place.is_dir() else base["from"]
+    path = Path(base["from"]).expanduser()
+    name = str(path.resolve()) if path.is_dir() else base["from"]
     tensors = trained_tensors(saved)
     save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, name, base["files"])
 

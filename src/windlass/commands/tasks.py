@@ -150,8 +150,8 @@ def run_tasks(
 
 
 def _file_of(manager: Any, name: str) -> Path | None:
-    place = manager.task_index[name].yaml_path
-    return None if place is None else Path(place).resolve()
+    file = manager.task_index[name].yaml_path
+    return None if file is None else Path(file).resolve()
 
 
 def _lines(results: dict[str, dict[str, Any]]) -> Iterable[str]:

@@ -151,18 +151,18 @@ def _fit(pieces: list[Piece], capacity: int, keep: bool) -> tuple[list[list[Piec
         fitting = open_rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
-            place = by_room[room].pop()
+            bin_ = by_room[room].pop()
             if not by_room[room]:
                 open_rooms ^= 1 << room
-            bins[place].append(number)
+            bins[bin_].append(number)
         else:
-            room, place = capacity, len(bins)
+            room, bin_ = capacity, len(bins)
             bins.append([number])
             rooms.append(0)
-        rooms[place] = room - length
-        if rooms[place]:
-            by_room.setdefault(rooms[place], []).append(place)
-            open_rooms |= 1 << rooms[place]
+        rooms[bin_] = room - length
+        if rooms[bin_]:
+            by_room.setdefault(rooms[bin_], []).append(bin_)
+            open_rooms |= 1 << rooms[bin_]
     wasteful = int(capacity * DISSOLVED_SHARE)
     full = [sorted(numbers) for numbers, room in zip(bins, rooms) if not keep or room <= wasteful]
     left = sorted(number for numbers, room in zip(bins, rooms) if keep and room > wasteful for number in numbers)

@@ -63,7 +63,7 @@ def key_of(recipe: str, overrides: list[str]) -> str:
 def prepare(recipe: str, overrides: list[str], key: str, is_join: bool = False) -> Dir:
     """Prepares the data of `recipe`, whose key is `key` -> where it is; what a pod has on its own disk is uploaded."""
     with _mistakes_are_final():
-        config, data = _placed(recipe, overrides, key)
+        config, data = _config_of(recipe, overrides, key)
         say(f"task prepare: {data.directory}")
         prepare_data(data, config.evaluate.sets, is_join=is_join)
         return _kept(config, data.directory)
@@ -72,19 +72,19 @@ def prepare(recipe: str, overrides: list[str], key: str, is_join: bool = False) 
 def make_tokenizer(recipe: str, overrides: list[str], key: str) -> None:
     """What the parts of `prepare` need first: hashes and counts of the sources, and the tokenizer."""
     with _mistakes_are_final():
-        config, data = _placed(recipe, overrides, key)
+        config, data = _config_of(recipe, overrides, key)
         prepare_tokenizer(data, config.evaluate.sets)
 
 
 def make_part(recipe: str, overrides: list[str], key: str, number: int, of: int) -> None:
     """Encodes part `number`, from 0, of `of`; or what is missing of it."""
     with _mistakes_are_final():
-        config, data = _placed(recipe, overrides, key)
+        config, data = _config_of(recipe, overrides, key)
         say(f"task part {number}/{of}: {data.directory}")
         prepare_part(data, config.evaluate.sets, Part(number, of))
 
 
-def _placed(recipe: str, overrides: list[str], key: str) -> tuple[RunConfig, DataConfig]:
+def _config_of(recipe: str, overrides: list[str], key: str) -> tuple[RunConfig, DataConfig]:
     """The recipe; and its data, in the folder that the key names."""
     config = pin_tokenizer(parse_recipe(recipe, "the recipe", *overrides))
     directory = f"{str(config.data.directory).rstrip('/')}/{key[:16]}"
@@ -130,9 +130,9 @@ def _outlives_the_pod(config: RunConfig, directory: str) -> bool:
     return mount is not None and Path(directory).is_relative_to(mount)
 
 
-def _kept(config: RunConfig, place: str) -> Dir:
+def _kept(config: RunConfig, directory: str) -> Dir:
     """A pointer to what outlives the pod, else an upload."""
-    return Dir(path=place) if _outlives_the_pod(config, place) else Dir.from_local_sync(place)
+    return Dir(path=directory) if _outlives_the_pod(config, directory) else Dir.from_local_sync(directory)
 
 
 def _flush(page: str) -> None:

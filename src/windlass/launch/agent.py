@@ -132,9 +132,9 @@ def _death(
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:
-    """With the place in the stream where the batch of the failed step ends."""
-    places = [beat.place for beat in beats if beat.rank in incident.ranks and beat.step == incident.step]
-    return Failure(code, incident, max(places, default=0))
+    """With the position of the stream where the batch of the failed step ends."""
+    positions = [beat.position for beat in beats if beat.rank in incident.ranks and beat.step == incident.step]
+    return Failure(code, incident, max(positions, default=0))
 
 
 class _WorkerError(NamedTuple):

@@ -52,8 +52,8 @@ def _problems(flyte: FlyteConfig, run: Path, has_remote: bool) -> Iterator[UserE
         yield error
 
 
-def check_parts(flyte: FlyteConfig, key: str, place: Path) -> None:
-    """Raises UserError where pods could not make or join the parts of a preparation. `place`: of the parts, given as `key`."""
+def check_parts(flyte: FlyteConfig, key: str, directory: Path) -> None:
+    """Raises UserError where pods could not make or join the parts of a preparation. `directory`: theirs, given as `key`."""
     parts = f"launch.flyte.prepare_parts={flyte.prepare_parts}"
     if flyte.mount is None:
         raise UserError(
@@ -62,7 +62,7 @@ def check_parts(flyte: FlyteConfig, key: str, place: Path) -> None:
             "name the path where the cluster's pod template mounts a volume that all pods share",
         )
     rule = f"parts are beside {key}, where all pods see them"
-    if error := off_volume(f"{parts}, and {key}", place, flyte.mount, rule, PUT_THERE):
+    if error := off_volume(f"{parts}, and {key}", directory, flyte.mount, rule, PUT_THERE):
         raise error
 
 

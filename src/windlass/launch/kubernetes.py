@@ -72,8 +72,10 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, data: PurePath, has_
         check_shared(kubernetes.mount, run, data, START_THERE)
 
 
-def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, place: PurePath) -> None:
-    """Raises UserError where the parts of a preparation could not be made or joined. `place`: of the parts, given as `key`."""
+def check_parts(
+    kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, directory: PurePath
+) -> None:
+    """Raises UserError where the parts of a preparation could not be made or joined. `directory`: theirs, given as `key`."""
     parts = f"launch.kubernetes.prepare_parts={kubernetes.prepare_parts}"
     if kind == "trainjob":
         raise UserError(
@@ -88,7 +90,7 @@ def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"
             "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)",
         )
     rule = f"parts are beside {key}, where all pods see them"
-    if error := off_volume(f"{parts}, and {key}", place, kubernetes.mount, rule, START_THERE):
+    if error := off_volume(f"{parts}, and {key}", directory, kubernetes.mount, rule, START_THERE):
         raise error
 
 

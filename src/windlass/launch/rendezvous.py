@@ -217,9 +217,9 @@ def address_towards(endpoint: str) -> str:
     """The address by which other hosts reach this one: that of the interface which leads to the endpoint."""
     host, _, port = endpoint.rpartition(":")
     with contextlib.suppress(OSError):
-        for family, kind, _, _, place in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+        for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe:
-                probe.connect(place)  # sends nothing
+                probe.connect(address)  # sends nothing
                 found = str(probe.getsockname()[0])
                 return host if found.startswith("127.") else found
     return socket.gethostname()

@@ -17,20 +17,20 @@ TIMES_AT_A_STEP: Final = 3
 
 
 class Failure(NamedTuple):
-    """`code`: of the launcher, if it ends by this. `place`: where the batch of the failed step ends in the stream, 0 where none
-    was taken."""
+    """`code`: of the launcher, if it ends by this. `position`: where the batch of the failed step ends in the stream, 0 where
+    none was taken."""
 
     code: int
     incident: Incident
-    place: int = 0
+    position: int = 0
 
 
 class Restarts:
     """Counts the failures of one launch. `most`, `stall_s`: see LaunchConfig. `data_s`: the deadline that waiting for data has by
-    itself. `batch_at`: names the samples of the batch that ends at a place of the stream."""
+    itself. `batch_at`: names the samples of the batch that ends at a position of the stream."""
 
     def __init__(
-        self, most: int, stall_s: float, data_s: float = 0.0, batch_at: Callable[[int], str] = lambda place: ""
+        self, most: int, stall_s: float, data_s: float = 0.0, batch_at: Callable[[int], str] = lambda position: ""
     ):
         self.most, self._stall_s, self._data_s, self._batch_at = most, stall_s, data_s, batch_at
         self.count = 0
@@ -51,7 +51,7 @@ class Restarts:
         if self._steps[-TIMES_AT_A_STEP:] == [step] * TIMES_AT_A_STEP:
             if step is None:
                 return "three failures before the first step: the ranks are not started again"
-            batch = f"\n{self._batch_at(failure.place)}" if failure.place else ""
+            batch = f"\n{self._batch_at(failure.position)}" if failure.position else ""
             return f"three failures in step {step}: the ranks are not started again{batch}"
         if self.count == self.most:
             return f"the ranks are not started again after {self.most} restarts (launch.max_restarts={self.most})"

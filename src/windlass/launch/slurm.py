@@ -112,14 +112,14 @@ def _options(launch: LaunchConfig, counts: str, output: Path, name: str, more: l
                 "choose another name",
             )
     site = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos, "time": slurm.time}
-    place = f"--chdir={shlex.quote(str(Path.cwd()))}"
+    chdir = f"--chdir={shlex.quote(str(Path.cwd()))}"
     log = shlex.quote(str(output.parent).replace("%", "%%") + f"/{output.name}")
     return [
         f"--job-name={shlex.quote(name)}",
         counts,
         *([f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else []),
         *(f"--{key}={shlex.quote(value)}" for key, value in site.items() if value is not None),
-        place,
+        chdir,
         f"--output={log} --open-mode=append",
         *slurm.options,
         *more,

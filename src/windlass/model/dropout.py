@@ -66,9 +66,9 @@ def layer_keys(keys_B: Tensor, layers: Tensor) -> Tensor:
     return fold(fold(keys_B, LAYERS), layers[:, None])
 
 
-def row_keys(keys_B: Tensor, place: int, *coordinates: Tensor) -> Tensor:
+def row_keys(keys_B: Tensor, site: int, *coordinates: Tensor) -> Tensor:
     """[B, *len of each coordinate] int64: one key per row. `coordinates`: 1-dim integers, positions in the whole tensor."""
-    rows = fold(keys_B, place)
+    rows = fold(keys_B, site)
     for coordinate in coordinates:
         rows = fold(rows[..., None], coordinate)
     return rows
@@ -87,7 +87,7 @@ def dropout(
     x_BTD: Tensor,
     probability: float,
     keys_B: Tensor | None,
-    place: int,
+    site: int,
     positions_T: Tensor | None = None,
     columns_D: Tensor | None = None,
 ) -> Tensor:
@@ -102,5 +102,5 @@ def dropout(
         positions_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
     if columns_D is None:
         columns_D = torch.arange(x_BTD.shape[2], device=x_BTD.device, dtype=torch.int32)
-    kept_BTD = keep_mask(row_keys(keys_B, place, positions_T), columns_D, probability)
+    kept_BTD = keep_mask(row_keys(keys_B, site, positions_T), columns_D, probability)
     return torch.where(kept_BTD, x_BTD * (1 / (1 - probability)), 0)

@@ -99,8 +99,8 @@ def read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture,
     if not rows:
         return
     if where.experts:
-        for place, expert in enumerate(rows):
-            local[place] = stored[where.of_expert(expert)][tuple(slice(part.start, part.stop) for part in ranges[1:])]
+        for at, expert in enumerate(rows):
+            local[at] = stored[where.of_expert(expert)][tuple(slice(part.start, part.stop) for part in ranges[1:])]
         return
     index = (
         slice(where.first + rows.start, where.first + rows.stop),

@@ -116,9 +116,9 @@ class Experts(nn.Module):
         else:
             rows_RD = gather_rows(hidden_ND, token_R, inverse_R, num_chosen)
             made_RD = self.exchange(rows_RD, counts_E, self.compute)
-        places = (*hidden_BTD.shape[:-1], num_chosen)
-        made_BTKD = gather_rows(made_RD, inverse_R, order_R).unflatten(0, places)
-        out_BTD = (made_BTKD * weights_NK.view(*places, 1)).sum(-2)  # no view: FSDP2 warns of units that return one
+        shape = (*hidden_BTD.shape[:-1], num_chosen)
+        made_BTKD = gather_rows(made_RD, inverse_R, order_R).unflatten(0, shape)
+        out_BTD = (made_BTKD * weights_NK.view(*shape, 1)).sum(-2)  # no view: FSDP2 warns of units that return one
         return out_BTD if self.finish is None else self.finish(out_BTD)
 
     def compute(self, x_ND: Tensor, index_R: Tensor, back_R: Tensor, counts_E: Tensor, repeats: int = 1) -> Tensor:

@@ -70,7 +70,7 @@ def stored_as(name: str, arch: Architecture) -> Stored:
     own = family.stored_names.get(inner, inner.replace(".experts.", ".experts.*."))
     for fused, parts in family.fused.items():
         if inner in parts:
-            own, first, rows = fused, *_place(inner, parts, arch)
+            own, first, rows = fused, *_rows_of(inner, parts, arch)
     experts = arch.num_experts if "*" in own else 0
     return Stored(f"{before}.layers.{layer}.{own}.{kind}", first=first, rows=rows, experts=experts)
 
@@ -79,12 +79,12 @@ def _stored_by_gpt2(module: str, kind: str, arch: Architecture) -> Stored:
     if module in _GPT2:
         return Stored(f"{_GPT2[module]}.{kind}")
     _, _, layer, inner = module.split(".", 3)
-    first, rows = _place(inner, _FUSED, arch) if inner in _FUSED else (0, 0)
+    first, rows = _rows_of(inner, _FUSED, arch) if inner in _FUSED else (0, 0)
     is_turned = inner.endswith("_proj") and kind == "weight"
     return Stored(f"transformer.h.{layer}.{_GPT2[inner]}.{kind}", is_turned, first, rows)
 
 
-def _place(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[int, int]:
+def _rows_of(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[int, int]:
     """(first row of `inner`, all rows) of the tensor that holds `parts` one after the other."""
     queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}

@@ -48,7 +48,7 @@ class Routing:
     def __init__(self, arch: Architecture, layers: Sequence[int]):
         self._arch, self._num_layers = arch, len(arch.sparse_layers)
         self.num_layers_here = len(layers)
-        self._places = [arch.sparse_layers.index(layer) for layer in layers]
+        self._indices = [arch.sparse_layers.index(layer) for layer in layers]
         self.scale: Tensor | None = None
         """The program multiplies a summed loss by this before backward, 0-dim; None: 1."""
         self.parts = 1
@@ -98,7 +98,7 @@ class Routing:
         """[sparse layers of the whole model, E]: this rank's counted tokens by expert; 0 for layers that are elsewhere."""
         whole = torch.zeros(self._num_layers, self._arch.num_experts, dtype=torch.int64, device=device)
         if self._loads_LE is not None:
-            whole[self._places] = self._loads_LE
+            whole[self._indices] = self._loads_LE
         return whole
 
     def loss(self, device: torch.device) -> Tensor:

@@ -38,9 +38,9 @@ class ShardWriter:
             for stored in where.names:
                 self._waiting[stored].add(where.first)
         self._begun: dict[str, Tensor] = {}
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         for file, names in zip(self._files, shards, strict=True):
-            self._places |= _begin_file(directory / file, {name: self._shapes[name] for name in names}, dtype)
+            self._offsets |= _begin_file(directory / file, {name: self._shapes[name] for name in names}, dtype)
 
     def add(self, name: str, full: Tensor) -> None:
         """`full`: the whole parameter, its vocabulary padded or not."""
@@ -59,7 +59,7 @@ class ShardWriter:
         self._waiting[stored].remove(where.first)
         if not self._waiting[stored]:
             with open(self._directory / self._file_of[stored], "r+b") as file:
-                file.seek(self._places[stored])
+                file.seek(self._offsets[stored])
                 file.write(self._begun.pop(stored).view(torch.uint8).numpy().data)
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from windlass.optim.rounding import place_of, step_keys, stored_as, stream_keys, two_noises
+from windlass.optim.rounding import numbering_of, step_keys, stored_as, stream_keys, two_noises
 
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
@@ -132,9 +132,11 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         self._names = [names[parameter] for parameter in self.parameters]
         keys = [[stream_keys(storage.seed, f"{name}.{kind}") for kind in ("moments", "weight")] for name in self._names]
         self._keys_P22 = torch.tensor(keys, dtype=torch.int32, device=self.parameters[0].device)
-        self._places = [place_of(parameter) for parameter in self.parameters]
+        self._numberings = [numbering_of(parameter) for parameter in self.parameters]
         device = self.parameters[0].device
-        self._firsts = [torch.full((), place.first, dtype=torch.int64, device=device) for place in self._places]
+        self._firsts = [
+            torch.full((), numbering.first, dtype=torch.int64, device=device) for numbering in self._numberings
+        ]
         self._compiled = _compiled() if storage.compiled else None
 
     def fresh_state(self, parameter: Tensor, is_blank: bool = False) -> dict[str, Tensor]:
@@ -203,8 +205,8 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         weight, gradient = _flat(parameter), _flat(parameter.grad)
         mean, square = _flat(state["exp_avg"]), _flat(state["exp_avg_sq"])
         copy = _flat(self._copies[parameter]) if parameter in self._copies else None
-        place, count, device = self._places[index], weight.numel(), weight.device
-        if self._compiled is not None and place.run == place.stride and lost is None and count:
+        numbering, count, device = self._numberings[index], weight.numel(), weight.device
+        if self._compiled is not None and numbering.run == numbering.stride and lost is None and count:
             first = self._firsts[index] if keys_22 is not None else None
             self._compiled(weight, gradient, mean, square, copy, first, keys_22, *constants)
             return
@@ -212,7 +214,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         for start in range(0, count, size):
             stop = min(start + size, count)
             weight_N = weight[start:stop]
-            numbers_N = place.numbers(start, stop, device) if keys_22 is not None else None
+            numbers_N = numbering.numbers(start, stop, device) if keys_22 is not None else None
             before_N = weight_N.clone() if lost is not None else None
             copy_N = None if copy is None else copy[start:stop]
             mean_N, square_N = mean[start:stop], square[start:stop]

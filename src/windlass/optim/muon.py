@@ -102,7 +102,7 @@ class Muon:
         (j // T, j % T) of (fsdp, tp)."""
         updates = [self._update(parameter, is_finite, divisor) for parameter in dealt]
         cut = _cut(dealt[0])
-        (num_shards, num_parts), (shard, part) = cut.sizes, cut.place
+        (num_shards, num_parts), (shard, part) = cut.sizes, cut.coordinates
         shapes = [_part_shape(parameter, num_parts) for parameter in dealt]  # of a tensor rank's part
         rounds = [range(s * num_parts, min((s + 1) * num_parts, len(dealt))) for s in range(num_shards)]
         mine = rounds[shard]  # this rank computes one of them, if the round has one for it
@@ -159,10 +159,10 @@ class Muon:
 
 
 class _Cut(NamedTuple):
-    """Over how many ranks of (fsdp, tp) a matrix is cut, this rank's position among them, and the groups; None for one rank."""
+    """Over how many ranks of (fsdp, tp) a matrix is cut, this rank's coordinates, and the groups; None for one rank."""
 
     sizes: tuple[int, int]
-    place: tuple[int, int]
+    coordinates: tuple[int, int]
     groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
 
@@ -177,9 +177,9 @@ def _cut(parameter: Tensor) -> _Cut:
     if axes[1] is not None and parameter.placements[axes[1]].is_replicate():
         axes[1] = None  # a router, which every tensor rank holds: each computes what its shard rank is dealt
     sizes = [1 if axis is None else mesh.size(axis) for axis in axes]
-    place = [0 if axis is None else mesh.get_local_rank(axis) for axis in axes]
+    coordinates = [0 if axis is None else mesh.get_local_rank(axis) for axis in axes]
     groups = [None if axis is None or size == 1 else mesh.get_group(axis) for axis, size in zip(axes, sizes)]
-    return _Cut((sizes[0], sizes[1]), (place[0], place[1]), (groups[0], groups[1]))
+    return _Cut((sizes[0], sizes[1]), (coordinates[0], coordinates[1]), (groups[0], groups[1]))
 
 
 def _rounds(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -66,7 +66,7 @@ def stored_as(value: Tensor, dtype: torch.dtype, noise: Tensor | None) -> Tensor
 
 
 @dataclass(frozen=True)
-class ElementPlace:
+class Numbering:
     """Which elements of the whole tensor (row-major) this rank's part holds: runs of `run`, `stride` apart, from `first` on."""
 
     first: int
@@ -81,7 +81,7 @@ class ElementPlace:
         return (at_N + self.first).to(torch.int32)
 
 
-def place_of(tensor: Tensor) -> ElementPlace:
+def numbering_of(tensor: Tensor) -> Numbering:
     """Of a plain tensor, or of a DTensor that is cut along dim 0, along one further dim, or along both."""
     first, sizes = _box(tensor)
     whole = list(tensor.shape)
@@ -90,8 +90,8 @@ def place_of(tensor: Tensor) -> ElementPlace:
     assert len(inner) <= 1, f"{tensor.shape} cut to {sizes}: along two inner dims"
     start = sum(one * stride for one, stride in zip(first, strides))
     if not inner:
-        return ElementPlace(start, 1, 1)
-    return ElementPlace(start, math.prod(sizes[inner[0] :]), math.prod(whole[inner[0] :]))
+        return Numbering(start, 1, 1)
+    return Numbering(start, math.prod(sizes[inner[0] :]), math.prod(whole[inner[0] :]))
 
 
 def _box(tensor: Tensor) -> tuple[list[int], list[int]]:

@@ -117,7 +117,7 @@ def _make_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, back
     assert layout.world == world, (layout, world)
     sizes = [getattr(layout, axis) for axis in AXES]
     ranks = order_W.view(sizes)
-    place = (ranks == rank).nonzero()[0].tolist()
+    coordinates = (ranks == rank).nonzero()[0].tolist()
     fsdp = layout.shard * layout.context
     dense = _root(device_type, order_W, backend, pp=layout.pp, replicate=layout.replicate, fsdp=fsdp, tp=layout.tp)
     loss_group = batch_group = _group(ranks, backend, "replicate", "shard", "context")
@@ -128,7 +128,7 @@ def _make_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, back
         context = DeviceMesh.from_group(_group(ranks, backend, "context"), device_type, mesh_dim_names=name)
     parts = dense["pp"].get_group()
     expert = _expert_mesh(layout, device_type, order_W, backend)
-    return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, batch_group, context, expert, parts)
+    return Mesh(layout, dense, dict(zip(AXES, coordinates)), loss_group, batch_group, context, expert, parts)
 
 
 def _root(device_type: str, order_W: torch.Tensor, backend: str | None, **sizes: int) -> DeviceMesh:

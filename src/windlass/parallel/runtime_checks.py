@@ -11,7 +11,7 @@ named error on every rank, and no rank waits in a collective.
 
 A hash is the sum of all words, each times an odd number of its own, modulo 2^64. A tensor is read as words of 4 bytes, or of its
 element size where that is less, so equal tensors hash alike whatever their memory layout. One flipped bit always changes the
-hash. So do two swapped words, and equal changes of opposite sign at two places, in tensors of less than 2^31 words. Any other
+hash. So do two swapped words, and equal changes of opposite sign at two positions, in tensors of less than 2^31 words. Any other
 two differences cancel once in 2^64.
 
 Not compared: a tensor that one rank alone holds; the head's mirror of a tied embedding, which the embedding overwrites before
@@ -54,8 +54,8 @@ def hash_of(tensor: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=local.device)
     for start in range(0, words.numel(), PIECE):
         piece = words[start : start + PIECE].to(torch.int64)
-        places = torch.arange(start, start + len(piece), device=local.device)
-        total += (piece * (2 * places * ODD + 1)).sum()
+        positions = torch.arange(start, start + len(piece), device=local.device)
+        total += (piece * (2 * positions * ODD + 1)).sum()
     return total
 
 
@@ -77,8 +77,8 @@ class Replicas:
         first_of: dict[int, int] = {}
         flat = [key for row in shared for key in row + [0] * (self._width - len(row))]
         self._first = [first_of.setdefault(key, at) for at, key in enumerate(flat)]
-        """Of each number that the ranks send: the place of the first number that must equal it."""
-        self._first_places = torch.tensor(self._first, device=device_type)
+        """Of each number that the ranks send: the index of the first number that must equal it."""
+        self._first_index = torch.tensor(self._first, device=device_type)
 
     def compare(self, tensors: Mapping[str, torch.Tensor], step: int) -> None:
         """Raises OutOfSync, on every rank alike, where two ranks hold other bits of one part of a tensor."""
@@ -88,7 +88,7 @@ class Replicas:
         for index, name in enumerate(self._names):
             own[index] = hash_of(tensors[name])
         values = _of_all_ranks(own).view(-1)
-        differs = values != values[self._first_places]
+        differs = values != values[self._first_index]
         if differs.any():
             raise self._drifted(values.tolist(), differs.nonzero().view(-1).tolist(), step)
 
@@ -98,12 +98,12 @@ class Replicas:
         box = [self._names[at % self._width] if dist.get_rank() == holder else None]
         dist.broadcast_object_list(box, holder)  # another stage of a pipeline does not know the name
         by_value: dict[int, list[int]] = {}
-        for place, first in enumerate(self._first):
+        for index, first in enumerate(self._first):
             if first == self._first[at]:
-                by_value.setdefault(values[place], []).append(place // self._width)
+                by_value.setdefault(values[index], []).append(index // self._width)
         *few, most = sorted(by_value.values(), key=len)
         odd = [rank for ranks in few for rank in ranks]
-        more = len({self._first[place] for place in different}) - 1
+        more = len({self._first[index] for index in different}) - 1
         where = (
             f"on {_ranks(odd)} differs from {_ranks(most)}"
             if len(odd) < len(most)
@@ -124,8 +124,8 @@ def _key(name: str, tensor: torch.Tensor) -> int:
     if isinstance(tensor, DTensor):
         coordinate, axes = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh_dim_names
         assert coordinate is not None and axes is not None
-        places = zip(axes, coordinate, tensor.placements, strict=True)
-        part = [(axis, at) for axis, at, placement in places if not placement.is_replicate()]
+        cuts = zip(axes, coordinate, tensor.placements, strict=True)
+        part = [(axis, at) for axis, at, placement in cuts if not placement.is_replicate()]
     digest = blake2b(repr((name, part)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True) or 1
 
@@ -183,10 +183,10 @@ class Checked:
         hashes = [hash_of(batch[name]) for batch in batches for name in sorted(batch)]
         own = hash_of(torch.stack(hashes))
         mesh = self.mesh
-        place = (
+        batch_rank = (
             mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
         )  # apart from Mesh.batch_rank
-        rows = _of_all_ranks(torch.stack([own.new_tensor(place), own, left])).tolist()
+        rows = _of_all_ranks(torch.stack([own.new_tensor(batch_rank), own, left])).tolist()
         first_of: dict[int, int] = {}
         for rank, (held_at, batch_hash, index) in enumerate(rows):
             if index != NOTHING:
@@ -201,7 +201,7 @@ class Checked:
             if rows[first][1] != batch_hash:
                 raise OutOfSync(
                     f"ranks {first} and {rank} were given different batches at {self._when}",
-                    "ranks that share a place on the batch axes (replicate, shard) compute parts of the same samples",
+                    "ranks that share a coordinate on the batch axes (replicate, shard) compute parts of the same samples",
                     "slice data by Mesh.batch_rank, and see that these ranks read the same files",
                 )
 

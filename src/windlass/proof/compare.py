@@ -203,17 +203,17 @@ def _common_factor(ours: torch.Tensor, theirs: torch.Tensor) -> str:
 
 
 def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]]) -> ProofRow:
-    """Every sample of each global batch is read once over the batch ranks, and ranks of one place read the same."""
+    """Every sample of each global batch is read once over the batch ranks; ranks of one model-parallel group read the same."""
     what, where, wrong = "samples", "", 0
     for step, whole_batch in enumerate(expected):
         for name, wanted in whole_batch.items():
-            by_place: dict[int, torch.Tensor] = {}
+            by_batch_rank: dict[int, torch.Tensor] = {}
             for rank, one in enumerate(seen):
-                first = by_place.setdefault(one.batch_rank, one.rows[step][name])
+                first = by_batch_rank.setdefault(one.batch_rank, one.rows[step][name])
                 if not torch.equal(first, one.rows[step][name]):
                     where = where or f"step {step + 1}: {name} of rank {rank} are not those of its model-parallel group"
                     wrong += 1
-            read = torch.cat([by_place[place] for place in sorted(by_place)])
+            read = torch.cat([by_batch_rank[batch_rank] for batch_rank in sorted(by_batch_rank)])
             if read.shape != wanted.shape or not torch.equal(_sorted(read), _sorted(wanted)):
                 where = where or f"step {step + 1}: {name} over the ranks are not the global batch's, each once"
                 wrong += 1

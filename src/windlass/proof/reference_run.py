@@ -105,7 +105,7 @@ def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
     for starts in starts_BM.tolist():
         edges = [start for start in starts if start < length]
         spans = zip(edges, [*edges[1:], length], strict=True)
-        rows.append([place - start for start, end in spans for place in range(start, end)])
+        rows.append([at - start for start, end in spans for at in range(start, end)])
     return torch.tensor(rows)
 
 
@@ -118,8 +118,8 @@ def counted(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
 
 def counted_behind_borders(batch: Batch) -> int:
     """Counted targets of a row's second document and later ones."""
-    places_T = torch.arange(batch["targets"].shape[1])
-    return int(((batch["targets"] != NOT_COUNTED) & (places_T >= batch["documents"][:, 1:2])).sum())
+    positions_T = torch.arange(batch["targets"].shape[1])
+    return int(((batch["targets"] != NOT_COUNTED) & (positions_T >= batch["documents"][:, 1:2])).sum())
 
 
 def counted_in_rest(batch: Batch, micro_batch: int, chunk: int, context: int) -> int:

@@ -60,7 +60,7 @@ class Seen:
     rows: list[dict[str, torch.Tensor]]
     """What the batch source gave this rank, micro-batches joined."""
     batch_rank: int
-    """Its place on the batch axes."""
+    """Its coordinate on the batch axes."""
     figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
     """Of the first step: per layer that this rank has, the sum and the sum of squares of its part of the residual stream
@@ -176,10 +176,10 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def take_targets(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """`targets_BT` with some masked; which ones depends on the row's ids."""
     length = ids_BT.shape[1]
-    places_T = torch.arange(length)
-    kind_B1 = (ids_BT * (places_T + 1)).sum(1, keepdim=True) % MASKS
-    begins_BT = (kind_B1 == 1) & (places_T < length // 2)
-    holes_BT = (kind_B1 > 2) & ((ids_BT + places_T) % 3 == 0)
+    positions_T = torch.arange(length)
+    kind_B1 = (ids_BT * (positions_T + 1)).sum(1, keepdim=True) % MASKS
+    begins_BT = (kind_B1 == 1) & (positions_T < length // 2)
+    holes_BT = (kind_B1 > 2) & ((ids_BT + positions_T) % 3 == 0)
     return targets_BT.masked_fill((kind_B1 == 0) | begins_BT | holes_BT, NOT_COUNTED)
 
 
@@ -199,14 +199,14 @@ def odd(batch: Batch, borders: Sequence[int]) -> Batch:
         return {}
     ids_BT = batch["input_ids"]
     table = torch.tensor(borders)
-    place_BT = ids_BT.sum(1, keepdim=True) + torch.arange(ids_BT.shape[1])
+    numbers_BT = ids_BT.sum(1, keepdim=True) + torch.arange(ids_BT.shape[1])
 
-    def with_borders(old_BT: torch.Tensor, place_BT: torch.Tensor) -> torch.Tensor:
-        return torch.where(place_BT % 4 == 0, table[place_BT // 4 % len(table)], old_BT)
+    def with_borders(old_BT: torch.Tensor, numbers_BT: torch.Tensor) -> torch.Tensor:
+        return torch.where(numbers_BT % 4 == 0, table[numbers_BT // 4 % len(table)], old_BT)
 
-    targets_BT = with_borders(batch["targets"], place_BT + 1)
+    targets_BT = with_borders(batch["targets"], numbers_BT + 1)
     targets_BT = targets_BT.masked_fill(batch["targets"] == NOT_COUNTED, NOT_COUNTED)
-    return {"input_ids": with_borders(ids_BT, place_BT), "targets": take_targets(ids_BT, targets_BT)}
+    return {"input_ids": with_borders(ids_BT, numbers_BT), "targets": take_targets(ids_BT, targets_BT)}
 
 
 def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Seen:

@@ -181,12 +181,12 @@ def _say_came(store: dist.Store, rank: int, world: int, is_served: bool) -> None
         )
 
 
-def _await(store: dist.Store, rank: int, world: int, place: str, wait: _Wait) -> str:
+def _await(store: dist.Store, rank: int, world: int, address: str, wait: _Wait) -> str:
     """Returns when all ranks have come, or with the words on who has not."""
     came = [_came(one) for one in range(world)]
     while not _has(store, came if rank == 0 else [_MET]):
         if wait.is_over:
-            missing = _words_on(store, world, place)
+            missing = _words_on(store, world, address)
             if rank == 0:
                 store.set(_MET, missing)
             return missing
@@ -196,7 +196,7 @@ def _await(store: dist.Store, rank: int, world: int, place: str, wait: _Wait) ->
     return store.get(_MET).decode()
 
 
-def _words_on(store: dist.Store, world: int, place: str) -> str:
+def _words_on(store: dist.Store, world: int, address: str) -> str:
     hosts: dict[str, list[int]] = {}
     missing = []
     for rank in range(world):
@@ -207,7 +207,7 @@ def _words_on(store: dist.Store, world: int, place: str) -> str:
     came = [f"{_ranges(ranks)} on {host}" for host, ranks in hosts.items()]
     more = f", and those of {len(came) - HOSTS_SHOWN} more hosts" if len(came) > HOSTS_SHOWN else ""
     who = f"{_ranges(missing)} of {world} did not come" if missing else "rank 0 does not go on"
-    return f"{who} to {place} within {WAIT_S:.0f} s; there are {', '.join(came[:HOSTS_SHOWN])}{more}"
+    return f"{who} to {address} within {WAIT_S:.0f} s; there are {', '.join(came[:HOSTS_SHOWN])}{more}"
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -109,8 +109,8 @@ class XidEvents:
             return found
         wait = partial(answer, self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
         while (event := wait()) is not None:  # None: a timeout, since no more are waiting
-            place = answer(self._nvml, self._nvml.nvmlDeviceGetPciInfo, event.device)
-            pci = "an unknown place" if place is None else decoded(place.busId)
+            pci_info = answer(self._nvml, self._nvml.nvmlDeviceGetPciInfo, event.device)
+            pci = "an unknown slot" if pci_info is None else decoded(pci_info.busId)
             found.append(DriverFault(0.0, "Xid", pci, int(event.eventData), ""))
         return found
 

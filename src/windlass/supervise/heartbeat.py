@@ -27,7 +27,7 @@ STACK_SIGNAL: Final = signal.SIGUSR2
 """On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""
 POLL_S: Final = 0.5
 """How often a rank looks whether its last collective is asked for."""
-# pid, rank, step, place, time, index of the phase, the longest time of each phase
+# pid, rank, step, position, time, index of the phase, the longest time of each phase
 _BEAT: Final = struct.Struct(f"<qqqqdq{len(PHASES)}d")
 _REQUESTS: Final = struct.Struct("<q")  # how often the last collective was asked for; behind the beat
 # how often a profile was asked for, of how many steps; how many of these were answered; behind both
@@ -43,7 +43,7 @@ class LastBeat(NamedTuple):
     rank: int
     step: int
     """Completed optimizer steps."""
-    place: int
+    position: int
     """Where the batch of this step ends in the stream, in samples."""
     time_s: float
     """When, on this host's monotonic clock."""
@@ -82,8 +82,8 @@ def _parse(page: bytes) -> LastBeat:
     """Raises struct.error or IndexError for what is no page."""
     if len(page) != _PAGE_BYTES:
         raise struct.error
-    pid, rank, step, place, time_s, phase, *longest_s = _BEAT.unpack_from(page)
-    return LastBeat(pid, rank, step, place, time_s, PHASES[phase], tuple(longest_s))
+    pid, rank, step, position, time_s, phase, *longest_s = _BEAT.unpack_from(page)
+    return LastBeat(pid, rank, step, position, time_s, PHASES[phase], tuple(longest_s))
 
 
 def forget_beats(run_directory: Path) -> None:
@@ -148,7 +148,7 @@ class Heartbeat:
     ):
         self._rank, self._last_collective, self._done = rank, last_collective, threading.Event()
         self._is_watched = is_watched
-        self._step = self._place = self._phase = 0
+        self._step = self._position = self._phase = 0
         self._begun_s, self._longest_s = time.monotonic(), [0.0] * len(PHASES)
         self._files: tuple[Path, ...] = ()
         self._page: mmap.mmap | bytearray = bytearray(_PAGE_BYTES)
@@ -175,15 +175,15 @@ class Heartbeat:
         self._files = files
         threading.Thread(target=self._answer, name="answers-stacks", daemon=True).start()
 
-    def beat(self, phase: Phase, step: int | None = None, place: int | None = None) -> None:
-        """Begins `phase`. `step` and `place` stay what they were where none is given."""
+    def beat(self, phase: Phase, step: int | None = None, position: int | None = None) -> None:
+        """Begins `phase`. `step` and `position` stay what they were where none is given."""
         self._step = self._step if step is None else step
-        self._place = self._place if place is None else place
+        self._position = self._position if position is None else position
         now_s = time.monotonic()
         if now_s - self._begun_s > self._longest_s[self._phase]:
             self._longest_s[self._phase] = now_s - self._begun_s
         self._begun_s, self._phase = now_s, PHASES.index(phase)
-        facts = os.getpid(), self._rank, self._step, self._place, now_s, self._phase
+        facts = os.getpid(), self._rank, self._step, self._position, now_s, self._phase
         _BEAT.pack_into(self._page, 0, *facts, *self._longest_s)
 
     def profile_asked(self) -> int:

@@ -71,7 +71,7 @@ def _given(value: Any) -> Any:
 
 OF_A_HOST = ("data.cache", "hub.cache")
 """Settings that may name a place of each host's own."""
-PLACES = ("model.from", "model.revision", "model.commit")
+BASE_KEYS = ("model.from", "model.revision", "model.commit")
 """Where the frozen base of an adapter is: training/base_model compares the files there with those that the run began beside."""
 CLOCKS_S = 1.0
 FREE = (
@@ -210,7 +210,7 @@ def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings that may change since what they name is compared by its bytes."""
-    return PLACES if "base" in trainer_state else ()
+    return BASE_KEYS if "base" in trainer_state else ()
 
 
 def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: list[Drift]) -> list[UserError]:

@@ -41,14 +41,14 @@ class Spike:
     median: float
     count: int
     end: int
-    """The place of the stream behind its global batch."""
+    """The position of the stream behind its global batch."""
 
     def fields(self, num_samples: int, samples: Sequence[str]) -> dict[str, Any]:
         """Of its incident; `samples`: `shard/row` of those of its global batch, which has `num_samples`."""
         start, more = self.end - num_samples, " ..." if len(samples) > SAMPLES_NAMED else ""
         what = (
             f"the gradient norm {self.norm:.4g} is {self.norm / self.median:.0f} times the median {self.median:.4g} of the "
-            f"{self.count} steps before. Its batch: places {start} to {self.end} of the stream"
+            f"{self.count} steps before. Its batch: samples {start} to {self.end} of the stream"
         )
         if samples:
             ids = " ".join(samples[:SAMPLES_NAMED])
@@ -98,7 +98,7 @@ class Health:
         self._spikes: list[Spike] = []
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, end: int) -> None:
-        """The loss and the gradient norm of the next step, whose global batch ends at place `end`; no tensor is read."""
+        """The loss and the gradient norm of the next step, whose global batch ends at position `end`; no tensor is read."""
         self._losses.append(loss)
         self._norms.append(norm)
         self._ends.append(end)

@@ -119,7 +119,7 @@ def find_saved(path: Path, step: int | None = None, base: Path | None = None) ->
         architecture = architecture_within(read_hf_config(path), stored_sizes(path), path)
         check_weights(path, architecture)  # before memory is taken for them
         return Saved(directory=path, architecture=architecture, tokenizer_directory=path)
-    if not any(place.exists() for place in (path / MANIFEST, path / "checkpoints")) and not committed_steps(path):
+    if not any(one.exists() for one in (path / MANIFEST, path / "checkpoints")) and not committed_steps(path):
         what = "does not exist" if not path.exists() else "is empty" if _is_empty(path) else "holds no model"
         raise UserError(
             f"{path} {what}",

@@ -88,8 +88,8 @@ def pin_lines(config: RunConfig) -> list[str]:
     for section, named in (("model", config.model), ("data.tokenizer", config.data.tokenizer)):
         if named.from_ is not None and named.commit is not None:
             setting = f"{section}.from"
-            place = hub.locate(named.from_, named.commit, setting, config.hub.cache)
-            found.append(f"{setting} {named.from_}: commit {named.commit} in {place}")
+            directory = hub.locate(named.from_, named.commit, setting, config.hub.cache)
+            found.append(f"{setting} {named.from_}: commit {named.commit} in {directory}")
     return found
 
 

@@ -178,10 +178,10 @@ def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = F
 def check_directory(config: RunConfig) -> None:
     """A run directory that cannot be one is refused; nothing is made."""
     directory = config.run.directory.absolute()
-    place = next(path for path in (directory, *directory.parents) if path.exists())
-    if not place.is_dir():
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
         raise UserError(
-            f"run.directory={config.run.directory}: {place} is a file",
+            f"run.directory={config.run.directory}: {existing} is a file",
             "a run directory is a directory, or can be made",
             "choose another run.directory",
         )

@@ -134,7 +134,7 @@ class Run:
         batches = self.source.next()
         if not self.recorder.is_due(step + 1):  # the loss of each source is added up for the lines of the log alone
             batches = [{name: value for name, value in batch.items() if name != SOURCES} for batch in batches]
-        self.heartbeat.beat("step", place=self.source.consumed)
+        self.heartbeat.beat("step", position=self.source.consumed)
         return batches
 
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:

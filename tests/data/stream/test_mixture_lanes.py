@@ -56,14 +56,14 @@ def test_stages_begin_at_their_sample():
 @pytest.mark.parametrize("window", [1, 2, 100])
 @pytest.mark.parametrize(("lanes", "block"), [(1, 5), (2, 3), (3, 4), (6, 2)])
 def test_every_epoch_of_a_source_holds_every_sample_once_in_another_order(lanes, block, window):
-    places_N2 = order(lanes=lanes, block=block, window=window).take(0, 2000)
+    rows_N2 = order(lanes=lanes, block=block, window=window).take(0, 2000)
     lanes_N = np.arange(2000) // block % lanes
     for source, total in enumerate(TOTALS):
         every = sorted((s, row) for s, size in enumerate(SIZES) if OWNER[s] == source for row in range(size))
         epochs = [[] for _ in range(4)]
         for lane in range(lanes):
             part = total * (lane + 1) // lanes - total * lane // lanes
-            own = places_N2[(lanes_N == lane) & (OWNER[places_N2[:, 0]] == source)].tolist()
+            own = rows_N2[(lanes_N == lane) & (OWNER[rows_N2[:, 0]] == source)].tolist()
             for number, epoch in enumerate(epochs):
                 epoch += map(tuple, own[number * part : (number + 1) * part])
         assert all(sorted(epoch) == every for epoch in epochs)

@@ -80,7 +80,7 @@ def test_the_order_never_changes():
 def test_no_more_than_one_window_is_held():
     order = Order([1000] * 50, 0, 2)
     order.take(0, 10_000)
-    assert len(order._windows._places_N2) == 2000
+    assert len(order._windows._rows_N2) == 2000
 
 
 def written_order(shard_samples, window=3, is_complete=True, seed=5):

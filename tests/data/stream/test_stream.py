@@ -53,12 +53,12 @@ class Place:
     def __init__(self, folder, source, shares=None, left_out=None):
         self.source, self.shares, self.left_out = source, shares, left_out or {}
         reader = Reader(folder)
-        places_N2 = wanted_order(reader, shares)
-        is_lost_N = np.isin(places_N2[:, 0], list(self.left_out))
-        rows_N = np.stack([reader.read(shard, row)[0] for shard, row in places_N2.tolist()])
+        rows_N2 = wanted_order(reader, shares)
+        is_lost_N = np.isin(rows_N2[:, 0], list(self.left_out))
+        rows_N = np.stack([reader.read(shard, row)[0] for shard, row in rows_N2.tolist()])
         self.wanted = np.stack([rows_N[:, :-1], rows_N[:, 1:]], 1)
         self.wanted[is_lost_N, 0], self.wanted[is_lost_N, 1] = 0, -100
-        self.places_N2 = places_N2
+        self.rows_N2 = rows_N2
 
     def ranks(self, world, accumulation, consumed):
         return [
@@ -151,7 +151,7 @@ def local(folder, kind):
 def test_the_wanted_stream_has_every_sample_once_per_epoch(folder):
     """Of what the cells are compared with."""
     reader = Reader(folder)
-    places = list(map(tuple, local(folder, "plain").places_N2.tolist()))
+    places = list(map(tuple, local(folder, "plain").rows_N2.tolist()))
     everything = {(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)}
     for epoch in range(EPOCHS):
         assert set(places[epoch * NUM_SAMPLES : (epoch + 1) * NUM_SAMPLES]) == everything

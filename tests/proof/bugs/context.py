@@ -24,9 +24,9 @@ CONTEXT_BUGS = {
     ),
     "a causal mask without an offset": Bug(
         "the queries of a slice see what the first queries of a row would",
-        ((ATTEND, "k_BGSK[:, :, : place.stop], v_BGSK[:, :, : place.stop]",
-          "k_BGSK[:, :, : place.stop - place.start], v_BGSK[:, :, : place.stop - place.start]"),
-         (ATTEND, "AttentionLayout(place.start, window", "AttentionLayout(0, window"),
+        ((ATTEND, "k_BGSK[:, :, : where.stop], v_BGSK[:, :, : where.stop]",
+          "k_BGSK[:, :, : where.stop - where.start], v_BGSK[:, :, : where.stop - where.start]"),
+         (ATTEND, "AttentionLayout(where.start, window", "AttentionLayout(0, window"),
          (CONTEXT, "find_documents(starts_BM, part.stop, part.start)", "find_documents(starts_BM, part.stop - part.start)")),
         ("exact: qwen3 tied: context2 allgather",),
     ),
@@ -127,12 +127,12 @@ CONTEXT_BUGS = {
     ),
     "other masks in recomputation": Bug(
         "what a generator without saved states would do",
-        ((DROPOUT, "row_keys(keys_B, place, positions_T)",
-          "row_keys(keys_B + (torch._C._current_graph_task_id() != -1), place, positions_T)"),),
+        ((DROPOUT, "row_keys(keys_B, site, positions_T)",
+          "row_keys(keys_B + (torch._C._current_graph_task_id() != -1), site, positions_T)"),),
         ("masks: gpt2 tied drops: one full", "masks: gpt2 tied drops: zero2 shard2 selective", "masks: gpt2 tied drops: one full fp32",
          "masks: gpt2 tied drops: zero2 shard2 selective fp32"),
     ),
-    "places left out of the masks": Bug(
+    "sites left out of the masks": Bug(
         "attention's output and the MLP's share a mask",
         ((DROPOUT, "return _mix64(keys + (((number + 1) * GOLDEN_64 + 2**63) % 2**64 - 2**63))", "return keys"),),
         ("masks: gpt2 tied drops: one micro1", "masks: gpt2 tied drops: one micro1 fp32"),

@@ -58,7 +58,7 @@ EXPERTS = {
     ),
     "router weights applied twice": Bug(
         "before the experts, and after",
-        ((MOE, "(made_BTKD * weights_NK.view(*places, 1)).sum(-2)", "(made_BTKD * weights_NK.view(*places, 1) ** 2).sum(-2)"),),
+        ((MOE, "(made_BTKD * weights_NK.view(*shape, 1)).sum(-2)", "(made_BTKD * weights_NK.view(*shape, 1) ** 2).sum(-2)"),),
         DEALT,
     ),
     "experts counted twice in the norm": Bug(
@@ -126,7 +126,7 @@ PRECISION = {
     ),
     "local noise": Bug(
         "every rank counts its own elements from 0",
-        ((ROUNDING, "    first, sizes = _box(tensor)\n    whole", "    return ElementPlace(0, 1, 1)\n    whole"),),
+        ((ROUNDING, "    first, sizes = _box(tensor)\n    whole", "    return Numbering(0, 1, 1)\n    whole"),),
         ("policy: qwen3 tied: shard2 fp32 states-bf16", "policy: qwen3 tied: replicate2 shard2 bf16 states-bf16"), said="one process",
     ),
     "correction forgotten": Bug(

@@ -32,15 +32,15 @@ def launch(
         check_tasks(flyte, config.run.directory, config.checkpoint.remote is not None)
     if flyte.prepare_parts is not None:
         check_may_be_joined(config.data)
-        key, place = beside(config.data)
+        key, directory_of_parts = beside(config.data)
         if not is_local:
-            check_parts(flyte, key, Path(place))
+            check_parts(flyte, key, Path(directory_of_parts))
     num_ranks = 1 if is_local else ranks_per_node(flyte, nproc)
     known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
     shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None
     config.check_layout(shape, num_ranks if is_local else flyte.nodes * num_ranks)
     name = job_name(name, config.run.directory)
-    text, given = driver(flyte, name, num_ranks), [*overrides, *_placed(config, is_local)]
+    text, given = driver(flyte, name, num_ranks), [*overrides, *_directories_on_volume(config, is_local)]
     source = recipe_text(recipe)[0]
     check_no_secret("\n".join([source, *given]))
     if is_dry:
@@ -58,13 +58,16 @@ def launch(
         yield from (_run_here if is_local else _submit)(folder, module, source, given)
 
 
-def _placed(config: RunConfig, is_local: bool) -> Iterator[str]:
+def _directories_on_volume(config: RunConfig, is_local: bool) -> Iterator[str]:
     """Overrides that put relative directories where they outlive a task: below the volume, or, locally, below this directory."""
     root = Path.cwd() if is_local else config.launch.flyte.mount
-    places: dict[str, Path | str] = {"run.directory": config.run.directory, "data.directory": config.data.directory}
+    directories: dict[str, Path | str] = {
+        "run.directory": config.run.directory,
+        "data.directory": config.data.directory,
+    }
     if config.launch.flyte.prepare_parts is not None:
-        places |= [beside(config.data)]
-    for setting, directory in places.items():
+        directories |= [beside(config.data)]
+    for setting, directory in directories.items():
         if root is not None and "://" not in str(directory) and not os.path.isabs(directory):
             yield f"{setting}={json.dumps(str(Path(root) / directory))}"
 

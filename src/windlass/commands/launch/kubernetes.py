@@ -26,8 +26,8 @@ def launch(
     UserError before anything is applied."""
     config = load_recipe(recipe, *overrides)
     kubernetes = config.launch.kubernetes
-    places = config.run.directory, PurePath(config.data.directory)
-    check_pods(kubernetes, *places, config.checkpoint.remote is not None, size)
+    directories = config.run.directory, PurePath(config.data.directory)
+    check_pods(kubernetes, *directories, config.checkpoint.remote is not None, size)
     _check_parts(config, kind)
     # a base of `model.from` may be on the cluster's volume alone
     known = config.model.from_ is None
@@ -49,5 +49,5 @@ def _check_parts(config: RunConfig, kind: Literal["jobset", "trainjob"]) -> None
     """Raises UserError where pods are to prepare the data in parts, and cannot."""
     if config.launch.kubernetes.prepare_parts is not None:
         check_may_be_joined(config.data)
-        key, place = beside(config.data)
-        check_parts(config.launch.kubernetes, kind, key, PurePath(place))
+        key, directory = beside(config.data)
+        check_parts(config.launch.kubernetes, kind, key, PurePath(directory))

@@ -16,8 +16,8 @@ def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_d
     UserError before anything is submitted."""
     config = load_recipe(recipe, *overrides)
     sky = config.launch.sky
-    places = config.run.directory, PurePath(config.data.directory)
-    check_hosts(sky, *places, config.checkpoint.remote is not None, size)
+    directories = config.run.directory, PurePath(config.data.directory)
+    check_hosts(sky, *directories, config.checkpoint.remote is not None, size)
     known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
     name = job_name(name, config.run.directory)

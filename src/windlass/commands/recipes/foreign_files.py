@@ -133,9 +133,9 @@ def _entry(entry: Any) -> list[Rows]:
     given = Keys(entry if isinstance(entry, Mapping) else {"path": entry})
     kind = given.take("type", "completion" if isinstance(entry, str) else "alpaca")
     kind = "custom" if isinstance(kind, Mapping) else str(kind)
-    place = given.text("path")
-    places = listed_values(given.take("data_files")) or [place]
-    if not all(isinstance(one, str) for one in places):
+    path = given.text("path")
+    paths = listed_values(given.take("data_files")) or [path]
+    if not all(isinstance(one, str) for one in paths):
         raise UserError(f"datasets: {entry!r}", "an entry has a path", "add its path")
     names, answers = given.section("message_property_mappings"), {}
     for ours in ("chosen", "rejected"):
@@ -150,12 +150,12 @@ def _entry(entry: Any) -> list[Rows]:
     hub = {ours: given.take(key) for ours, key in (("subset", "name"), ("revision", "revision")) if key in given.left}
     part, rest_of_split = split_of(given.take("split")) if "split" in given.left else ({}, {})
     hub |= part
-    sources, column = [source_of(one) for one in places], given.take("field")
+    sources, column = [source_of(one) for one in paths], given.take("field")
     given.take("ds_type")  # a file's ending says it
-    left = [given.left | rest_of_split, *({} for _ in places[1:])]
+    left = [given.left | rest_of_split, *({} for _ in paths[1:])]
     return [
-        Rows(source | hub if "hub" in source else source, place or one, kind, column, *turns, dict(answers), rest)
-        for one, source, rest in zip(places, sources, left, strict=True)
+        Rows(source | hub if "hub" in source else source, path or one, kind, column, *turns, dict(answers), rest)
+        for one, source, rest in zip(paths, sources, left, strict=True)
     ]
 
 

@@ -151,11 +151,11 @@ def _num_bytes(source: Mapping[str, str]) -> int:
 
 def _num_documents(source: Mapping[str, str], file: Path, shape: Shape) -> int:
     """Those that differ, at most MANY; MANY where they are not here, or of a format whose rows are not counted."""
-    place = source.get("path", "")
-    path = Path(place).expanduser()
+    given = source.get("path", "")
+    path = Path(given).expanduser()
     if path.is_dir():
         return sum(1 for _ in islice((one for one in path.rglob("*") if one.is_file()), MANY))
-    if "*" in place and "://" not in place:
+    if "*" in given and "://" not in given:
         return len(list(islice(glob.iglob(str(path), recursive=True), MANY)))
     if has_rows(file):
         return num_distinct(file, shape)

@@ -136,7 +136,7 @@ class BlockChecks:
     def _add(self, code: str, block: SampleBlock, is_bad_NX: np.ndarray, what: Callable[[int, int], str]) -> None:
         count = int(is_bad_NX.sum())
         if count:
-            row, at = (int(place[0]) for place in np.nonzero(is_bad_NX))
+            row, at = (int(indices[0]) for indices in np.nonzero(is_bad_NX))
             self._found.add(code, what(row, at), self._where(block.sample(row)), count)
 
     def end(self, is_all: bool) -> None:

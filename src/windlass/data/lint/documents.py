@@ -96,9 +96,9 @@ def blocks(
             rows, stored = [], []
             for number in numbers:
                 shard = int(np.searchsorted(ends, number, "right"))
-                place = shard, number - int(ends[shard - 1]) if shard else number
-                rows.append(reader.read(*place))
-                stored.append(reader.ends(*place))
+                at = shard, number - int(ends[shard - 1]) if shard else number
+                rows.append(reader.read(*at))
+                stored.append(reader.ends(*at))
             ids_NL, labels_NL = (np.stack(column) for column in zip(*rows))
             known = [row for row in stored if row is not None]
             length = ids_NL.shape[1] // rows_per_sample

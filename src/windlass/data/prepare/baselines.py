@@ -64,7 +64,7 @@ def predictor_losses(train: Iterable[np.ndarray], validation_M: np.ndarray, voca
     """[2, M - 1]: nats of each of validation_M[1:] under unigram and bigram; a token's context is the one before it. Of the pairs
     in `train`, a stream in pieces, only those are counted that are asked for."""
     before, after = validation_M[:-1], validation_M[1:]
-    wanted_P, place_M = np.unique(_pairs(validation_M, vocab_size), return_inverse=True)
+    wanted_P, index_M = np.unique(_pairs(validation_M, vocab_size), return_inverse=True)
     seen_P, counts_V, contexts_V = (np.zeros(size, np.int64) for size in (len(wanted_P), vocab_size, vocab_size))
     for part in _parts(train):
         counts_V += np.bincount(part[1:], minlength=vocab_size)
@@ -74,7 +74,7 @@ def predictor_losses(train: Iterable[np.ndarray], validation_M: np.ndarray, voca
         is_wanted = wanted_P[at] == pairs
         seen_P[at[is_wanted]] += times[is_wanted]
     unigram_V = (counts_V + 1.0) / (counts_V.sum() + vocab_size)
-    bigram = (seen_P[place_M] + BIGRAM_PRIOR * unigram_V[after]) / (contexts_V[before] + BIGRAM_PRIOR)
+    bigram = (seen_P[index_M] + BIGRAM_PRIOR * unigram_V[after]) / (contexts_V[before] + BIGRAM_PRIOR)
     return -np.log(np.stack([unigram_V[after], bigram]))
 
 

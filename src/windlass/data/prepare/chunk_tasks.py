@@ -110,48 +110,48 @@ class EncodeChunk(NamedTuple):
         if self.token_bytes is None:
             self._encode(encoders)
             return {}
-        files = {name: place.directory / SIZES_NAME for name, place in self.parts.items()}
+        files = {name: of_set.directory / SIZES_NAME for name, of_set in self.parts.items()}
         self._of([name for name, file in files.items() if not file.exists()])._encode(encoders)
         found = {}
-        for name, place in self.parts.items():
-            sizes = found_once(files[name], partial(self._of([name])._sizes, place, encoders))
-            found[name] = [(place.directory / part, PartSize(*size)) for part, size in sizes]
+        for name, of_set in self.parts.items():
+            sizes = found_once(files[name], partial(self._of([name])._sizes, of_set, encoders))
+            found[name] = [(of_set.directory / part, PartSize(*size)) for part, size in sizes]
         return found
 
     def again(self) -> None:
         """Writes what is missing or damaged."""
-        for place in self.parts.values():
-            for _ in kept_files(place.directory):  # deletes what is damaged
+        for of_set in self.parts.values():
+            for _ in kept_files(of_set.directory):  # deletes what is damaged
                 pass
         self._encode({})
 
     def _of(self, names: Collection[str]) -> Self:
         return self._replace(parts={name: self.parts[name] for name in names})
 
-    def _sizes(self, place: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
+    def _sizes(self, of_set: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
         """Of all parts, which are there then."""
         self._encode(encoders)
-        found = self._counted(place, encoders)
-        if not is_whole(place.directory):  # some were damaged
+        found = self._counted(of_set, encoders)
+        if not is_whole(of_set.directory):  # some were damaged
             self._encode(encoders)
-            found = self._counted(place, encoders)
+            found = self._counted(of_set, encoders)
         return found
 
-    def _counted(self, place: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
-        middles = place.settings.middles if isinstance(place.settings, TextSettings) else None
+    def _counted(self, of_set: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
+        middles = of_set.settings.middles if isinstance(of_set.settings, TextSettings) else None
         marks = () if middles is None else tuple(middles.ids)
         known = self.token_bytes, marks
         if known not in encoders:
             assert self.token_bytes is not None
             encoders[known] = bytes_V = np.load(self.token_bytes)
             bytes_V[list(marks)] = 0
-        return [(path.name, PartSize.of(part, encoders[known], marks)) for path, part in kept_files(place.directory)]
+        return [(path.name, PartSize.of(part, encoders[known], marks)) for path, part in kept_files(of_set.directory)]
 
     def _encode(self, encoders: Encoders) -> None:
-        open_sets = {name: place for name, place in self.parts.items() if not is_whole(place.directory)}
+        open_sets = {name: of_set for name, of_set in self.parts.items() if not is_whole(of_set.directory)}
         if not open_sets:
             return
-        writers = {name: _SetOfChunk(place, encoders, self.eos_id) for name, place in open_sets.items()}
+        writers = {name: _SetOfChunk(of_set, encoders, self.eos_id) for name, of_set in open_sets.items()}
         chunk = self.chunk._replace(sets={name: self.chunk.sets[name] for name in open_sets})
         num_chars = 0
         for name, document in chunk.documents(FoundRows()):
@@ -168,23 +168,23 @@ class EncodeChunk(NamedTuple):
 
 
 class _SetOfChunk:
-    def __init__(self, place: ChunkParts, encoders: Encoders, eos_id: int):
-        before = [part.num_texts or 0 for part in kept(place.directory)]
+    def __init__(self, of_set: ChunkParts, encoders: Encoders, eos_id: int):
+        before = [part.num_texts or 0 for part in kept(of_set.directory)]
         self.texts: list[str] = []
-        self.parts = PartWriter(place.directory, eos_id, len(before))
+        self.parts = PartWriter(of_set.directory, eos_id, len(before))
         self._num_kept, self._number, self._is_rows = (
             sum(before),
-            place.first,
-            not isinstance(place.settings, TextSettings),
+            of_set.first,
+            not isinstance(of_set.settings, TextSettings),
         )
-        if place.settings not in encoders:
-            encoders[place.settings] = (
-                pool.Encoder(*place.settings)
-                if isinstance(place.settings, TextSettings)
-                else encode_rows.RowEncoder(place.settings)
+        if of_set.settings not in encoders:
+            encoders[of_set.settings] = (
+                pool.Encoder(*of_set.settings)
+                if isinstance(of_set.settings, TextSettings)
+                else encode_rows.RowEncoder(of_set.settings)
             )
-        self._encoder = encoders[place.settings]
-        self._middles = place.settings.middles if isinstance(place.settings, TextSettings) else None
+        self._encoder = encoders[of_set.settings]
+        self._middles = of_set.settings.middles if isinstance(of_set.settings, TextSettings) else None
 
     def encode(self) -> None:
         """The texts that are held, but for those that are in parts already."""

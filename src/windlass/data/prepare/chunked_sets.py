@@ -139,7 +139,7 @@ class ChunkedSets:
     def encode_again(self, damaged: Path) -> None:
         """What is missing of the chunk of this part, which `encoded` gave."""
         done = (task for found in self._sources for task, _ in found.encoded)
-        next(task for task in done if any(place.directory == damaged.parent for place in task.parts.values())).again()
+        next(task for task in done if any(of_set.directory == damaged.parent for of_set in task.parts.values())).again()
 
     def share_sources(self, one: str, other: str) -> bool:
         """Whether workers encode documents of both sets in one reading."""

@@ -83,7 +83,7 @@ def prepare_part(
     check_may_be_joined(config)
     directory = local_directory(config)
     check_is_directory(directory)
-    place = parts_of(directory) / f"part-{part.number}-of-{part.of}"
+    into = parts_of(directory) / f"part-{part.number}-of-{part.of}"
     plan, _ = make_plan(config, sets, log, directory, known_hashes(config, directory))
     if _is_prepared(plan, log):
         return
@@ -91,16 +91,16 @@ def prepare_part(
     _check_begun(plan, work)
     check_writable(directory)
     _check_same_number(part, directory)
-    place.mkdir(parents=True, exist_ok=True)
-    with locked(place.with_name(f".{place.name}.lock"), place, log), refused_if_full(directory, place):
-        wanted, found = record_of(plan, part), read_record(place)
+    into.mkdir(parents=True, exist_ok=True)
+    with locked(into.with_name(f".{into.name}.lock"), into, log), refused_if_full(directory, into):
+        wanted, found = record_of(plan, part), read_record(into)
         if found is not None and found.is_of(wanted) and found.is_whole:
             log(f"part {part} of {directory} is made already: skipped")
             return
         if found is None or not found.is_of(wanted):
-            shutil.rmtree(place)
-            place.mkdir()
-        _make(plan, part, place, work)
+            shutil.rmtree(into)
+            into.mkdir()
+        _make(plan, part, into, work)
     log(f"part {part} of {directory} is made; when all are: `windlass prepare RECIPE --join`")
 
 
@@ -141,20 +141,20 @@ def _check_begun(plan: PreparePlan, work: Path) -> None:
         )
 
 
-def _make(plan: PreparePlan, part: Part, place: Path, work: Path) -> None:
+def _make(plan: PreparePlan, part: Part, into: Path, work: Path) -> None:
     record = record_of(plan, part)
     if plan.config.deduplicate:
         plan.log("data.deduplicate: a text may have come before in any part: `--join` encodes all")
-        replace(record, is_whole=True).save(place)
+        replace(record, is_whole=True).save(into)
         return
     if kept_for(work)[0] == plan.work and (work / COUNTS_NAME).is_dir():
-        shutil.copytree(work / COUNTS_NAME, place / COUNTS_NAME, dirs_exist_ok=True)
+        shutil.copytree(work / COUNTS_NAME, into / COUNTS_NAME, dirs_exist_ok=True)
     with TaskRunner(num_workers(plan.config)) as runner:
-        selections, amounts, chunked = choose(plan, work, runner, counts=place / COUNTS_NAME)
-        shutil.rmtree(place / TOKENIZER_NAME, ignore_errors=True)  # of a start that was killed
-        known = set_tokenizer(plan, selections, amounts, place / TOKENIZER_NAME, work)
-        record = with_tokenizer(record, place / TOKENIZER_NAME)
-        record.save(place)
+        selections, amounts, chunked = choose(plan, work, runner, counts=into / COUNTS_NAME)
+        shutil.rmtree(into / TOKENIZER_NAME, ignore_errors=True)  # of a start that was killed
+        known = set_tokenizer(plan, selections, amounts, into / TOKENIZER_NAME, work)
+        record = with_tokenizer(record, into / TOKENIZER_NAME)
+        record.save(into)
 
         def settings(source: Source, name: str) -> Settings:
             return SourceSettings(source, known, plan.config).of_set(name)
@@ -162,10 +162,10 @@ def _make(plan: PreparePlan, part: Part, place: Path, work: Path) -> None:
         num_chunks = len(range(part.number, chunked.num_chunks, part.of))
         for name, number in chunked.rest():
             plan.log(f"{name}, source {number}: left to `--join`, which reads it from front to back")
-        mine = islice(chunked.tasks(settings, place, known.eos_id), part.number, None, part.of)
+        mine = islice(chunked.tasks(settings, into, known.eos_id), part.number, None, part.of)
         start_s = time.monotonic()
         for number, _ in enumerate(runner.map(mine, chunked.num_bytes // part.of), 1):
             if time.monotonic() - start_s > REPORT_EVERY_S or number == num_chunks:
                 start_s = time.monotonic()
                 plan.log(f"part {part}: {number} of {num_chunks} chunks are encoded")
-    replace(record, is_whole=True).save(place)
+    replace(record, is_whole=True).save(into)

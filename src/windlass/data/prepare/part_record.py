@@ -132,8 +132,10 @@ def beside(config: DataConfig) -> tuple[str, str]:
 
 def found_parts(directory: Path) -> list[PartDirectory]:
     """The parts of the preparation `directory`, finished or not, by number."""
-    place = parts_of(directory)
-    paths = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    directory_of_parts = parts_of(directory)
+    paths = (
+        sorted(path for path in directory_of_parts.iterdir() if path.is_dir()) if directory_of_parts.is_dir() else []
+    )
     found = [PartDirectory(path, read_record(path)) for path in paths]
     named = [one for one in found if one.record is not None or NAME.fullmatch(one.path.name)]
     return sorted(named, key=lambda one: one.part)

@@ -73,7 +73,7 @@ def prepare(
     Raises UserError for what is wrong with sources, tokenizer, split or directory; then nothing half-made is left.
     """
     directory = local_directory(config)
-    place = config.directory if is_url(config.directory) else str(directory)
+    where = config.directory if is_url(config.directory) else str(directory)
     check_is_directory(directory)
     parts = _parts(config, directory) if is_join else []
     hashes = known_hashes(config, directory)
@@ -83,7 +83,7 @@ def prepare(
     check_same(parts, plan)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
-        raise other_stream(place)
+        raise other_stream(where)
     if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
     whole = found if found is not None and found.is_whole else None
@@ -92,14 +92,14 @@ def prepare(
     ):
         prepared = open_prepared(config, sets, whole)
         hashes.save()
-        log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
+        log(f"{where} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     check_writable(directory)
     with alone(directory, log):
         wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
             _look_at_parts(parts, is_join, directory, log)
-            log(f"preparing {place}: {wrong}")
+            log(f"preparing {where}: {wrong}")
             _make_and_publish(plan, directory, lambda: on_fingerprint(wanted), parts)
         if parts:
             _delete_parts(directory)
@@ -162,14 +162,14 @@ def _parts(config: DataConfig, directory: Path) -> list[PartDirectory]:
 
 def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Path, log: Callable[[str], None]) -> None:
     """Raises UserError where the parts to join are not all there; says so where there are some that are not joined."""
-    place = parts_of(directory)
+    of_parts = parts_of(directory)
     if is_join:
         check_complete(parts, directory)  # none may be there
-    elif place.exists():
-        log(f"{place} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded")
+    elif of_parts.exists():
+        log(f"{of_parts} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded")
 
 
-def check_place(config: DataConfig, deadline_s: float) -> None:
+def check_data_directory(config: DataConfig, deadline_s: float) -> None:
     """Raises UserError where no prepared data are, and none can be written; a store has `deadline_s` to answer."""
     if is_url(config.directory):
         store = Store(config.directory, deadline_s, setting=None)
@@ -195,9 +195,9 @@ def _delete_parts(directory: Path) -> None:
     """Renamed first, since the next join would refuse some of them alone; `alone` deletes what is left of that name."""
     parts = parts_of(directory)
     if parts.is_symlink():  # to a larger disk
-        place = parts.resolve()
+        target = parts.resolve()
         parts.unlink()
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
     elif parts.exists():  # else another process has joined them
         os.rename(parts, sibling(directory, "preparing"))
         shutil.rmtree(sibling(directory, "preparing"))
@@ -234,10 +234,10 @@ def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None], parts: 
         make(plan, temporary, work, kept).save(temporary)
 
 
-def other_stream(place: str) -> UserError:
+def other_stream(where: str) -> UserError:
     return UserError(
         "the files of data.sources, the tokenizer's, or settings of data that make samples of them, are not those that the run's "
-        f"checkpoint has read ({place})",
+        f"checkpoint has read ({where})",
         "a resumed run continues its stream with its tokenizer",
         "put the old files and settings back, and with filters.language or deduplicate.similarity the old py3langid or rensa; or "
         "take another run.directory and data.directory, with run.start_from for the weights; or accept another stream with "

@@ -71,15 +71,15 @@ class Fitted(NamedTuple):
     """Samples of documents that were packed best-fit."""
 
     parts: list[Path]
-    places_P5: np.ndarray
+    pieces_P5: np.ndarray
     """Of each document, or piece of one: sample, number of the part, begin and end in it, whether it is the rest of a cut one."""
 
     def made_of(self) -> list[Any]:
-        return [[path.name for path in self.parts], xxhash.xxh3_64_hexdigest(self.places_P5.tobytes())]
+        return [[path.name for path in self.parts], xxhash.xxh3_64_hexdigest(self.pieces_P5.tobytes())]
 
     def samples(self, ids: list[np.ndarray], eos_id: int, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
-        pieces: list[list[tuple[np.ndarray, bool]]] = [[] for _ in range(int(self.places_P5[-1, 0]) + 1)]
-        for sample, part, begin, end, is_rest in self.places_P5.tolist():
+        pieces: list[list[tuple[np.ndarray, bool]]] = [[] for _ in range(int(self.pieces_P5[-1, 0]) + 1)]
+        for sample, part, begin, end, is_rest in self.pieces_P5.tolist():
             pieces[sample].append((ids[part][begin:end], bool(is_rest)))
         return packing.samples_of_pieces(pieces, eos_id, sequence_length)
 
@@ -135,7 +135,7 @@ def _has_hash(path: Path, entry: dict[str, Any]) -> bool:
 def slices_of_shards(parts: Iterable[tuple[Path, int]], num_ids: int) -> Iterator[tuple[list[PartSlice], list[Path]]]:
     """parts: their files and numbers of ids. num_ids: S T, the ids from one shard to the next. Yields what each shard is made of,
     and the parts that no later one needs; the first shard begins with an EOS besides."""
-    # with the places in the stream of a part's first id, and of the one behind its last
+    # with the positions in the stream of a part's first id, and of the one behind its last
     held: deque[tuple[Path, int, int]] = deque()
     begin, end = 0, 1
     for path, count in parts:
@@ -178,18 +178,18 @@ def fitted_shards(
                 yield range(begin, end), is_rest, number
 
     def shard() -> tuple[Fitted, list[Path]]:
-        places = [
+        rows = [
             (sample, number, ids.start, ids.stop, is_rest)
             for sample, held in enumerate(waiting[:num_samples])
             for ids, is_rest, number in held
         ]
         del waiting[:num_samples]
-        places_P5 = np.array(places, np.int32)
-        numbers, places_P5[:, 1], counts = np.unique(places_P5[:, 1], return_inverse=True, return_counts=True)
+        pieces_P5 = np.array(rows, np.int32)
+        numbers, pieces_P5[:, 1], counts = np.unique(pieces_P5[:, 1], return_inverse=True, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist()):
             left[number] -= count
         used = [files[number] for number in numbers]
-        return Fitted(used, places_P5), [path for path, number in zip(used, numbers) if not left[number]]
+        return Fitted(used, pieces_P5), [path for path, number in zip(used, numbers) if not left[number]]
 
     for samples in packing.best_fit(pieces(), sequence_length):
         waiting += samples

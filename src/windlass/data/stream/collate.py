@@ -61,13 +61,13 @@ def check_length(reader: Reader, sequence_length: int, max_missing: int = 0, seq
 
 def collate(
     reader: SampleReader,
-    places_N2: np.ndarray,
+    rows_N2: np.ndarray,
     samples: int,
     sequence_length: int,
     borders: Borders | None = None,
     sequences: int = 1,
 ) -> Batch:
-    """The samples at `places_N2` as one batch of `samples` x `sequences` rows (of each sample, next to each other); rows without
+    """The samples at `rows_N2` as one batch of `samples` x `sequences` rows (of each sample, next to each other); rows without
     a sample hold id 0 and count no target.
 
     Returns input_ids and targets, [rows, T] int64. `borders` isolates documents and adds `documents`, [rows, M] int64.
@@ -75,7 +75,7 @@ def collate(
     shape, length = (samples * sequences, sequence_length + 1), sequences * (sequence_length + 1)
     input_ids_BL, labels_BL = np.zeros(shape, np.int64), np.full(shape, NOT_COUNTED, np.int64)
     ends_BL = np.zeros(shape, bool)
-    for number, (shard, sample) in enumerate(places_N2.tolist()):
+    for number, (shard, sample) in enumerate(rows_N2.tolist()):
         ids, labels = reader.read(shard, sample)
         if len(ids) != length:
             given = f"sample {sample} of {reader.name(shard)} holds {len(ids)} ids"
@@ -96,9 +96,9 @@ def batches_of(
 ) -> MakeBatch:
     """Batches of whole samples. `borders` is called once per batch and isolates its documents."""
 
-    def make(places_N2: np.ndarray, _position: int) -> Batch:
+    def make(rows_N2: np.ndarray, _position: int) -> Batch:
         found = borders() if borders else None
-        return collate(reader, places_N2, len(places_N2), sequence_length, found, sequences)
+        return collate(reader, rows_N2, len(rows_N2), sequence_length, found, sequences)
 
     return make
 
@@ -109,8 +109,8 @@ def changed_batches(
     """The same batches after `change`, which sees the numbers of their samples in the set."""
     firsts_S = np.cumsum([0, *shard_samples])
 
-    def make_changed(places_N2: np.ndarray, position: int) -> Batch:
-        return change(make(places_N2, position), firsts_S[places_N2[:, 0]] + places_N2[:, 1])
+    def make_changed(rows_N2: np.ndarray, position: int) -> Batch:
+        return change(make(rows_N2, position), firsts_S[rows_N2[:, 0]] + rows_N2[:, 1])
 
     return make_changed
 
@@ -118,9 +118,9 @@ def changed_batches(
 def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
     """The same batches with `keys`, [rows] int64."""
 
-    def make_with_keys(places_N2: np.ndarray, position: int) -> Batch:
-        rows = sequences * position, sequences * len(places_N2)
-        return {**make(places_N2, position), "keys": sample_keys(seed, *rows)}
+    def make_with_keys(rows_N2: np.ndarray, position: int) -> Batch:
+        rows = sequences * position, sequences * len(rows_N2)
+        return {**make(rows_N2, position), "keys": sample_keys(seed, *rows)}
 
     return make_with_keys
 
@@ -128,10 +128,10 @@ def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
 def add_percent(make: MakeBatch, reader: SampleReader) -> MakeBatch:
     """The same batches with `percent`, [rows, T] int64. `reader`: what `make` reads."""
 
-    def make_with_percent(places_N2: np.ndarray, position: int) -> Batch:
-        batch = make(places_N2, position)
+    def make_with_percent(rows_N2: np.ndarray, position: int) -> Batch:
+        batch = make(rows_N2, position)
         percent_BT = np.full(batch["targets"].shape, WHOLE, np.int64)
-        for row, (shard, sample) in enumerate(places_N2.tolist()):
+        for row, (shard, sample) in enumerate(rows_N2.tolist()):
             found = reader.percent(shard, sample)
             if found is not None:
                 percent_BT[row] = found[1:]
@@ -145,10 +145,10 @@ def add_sources(make: MakeBatch, source_shards: Sequence[int]) -> MakeBatch:
     `source_shards` of each."""
     ends_S = np.cumsum(source_shards)
 
-    def make_with_sources(places_N2: np.ndarray, position: int) -> Batch:
-        sources_N = np.searchsorted(ends_S, places_N2[:, 0], "right")
+    def make_with_sources(rows_N2: np.ndarray, position: int) -> Batch:
+        sources_N = np.searchsorted(ends_S, rows_N2[:, 0], "right")
         sources_NS = torch.from_numpy(sources_N[:, None] == np.arange(len(ends_S)))
-        return {**make(places_N2, position), SOURCES: sources_NS}
+        return {**make(rows_N2, position), SOURCES: sources_NS}
 
     return make_with_sources
 

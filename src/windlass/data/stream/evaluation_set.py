@@ -75,10 +75,12 @@ def evaluation_set(
     reader = Reader(Path(source) if isinstance(source, str) else source)
     num_samples = min(-(-num_sequences // sequences), reader.num_samples)
     order_N, source_N = dealt(reader.shard_samples, source_shards, num_samples)
-    places_N2 = all_places(reader)[order_N]
+    rows_N2 = all_rows(reader)[order_N]
     sequence_length = len(reader.read(0, 0)[0]) // sequences - 1
-    everywhere = [places_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
-    all_batches = (collate(reader, places, len(places), sequence_length, borders, sequences) for places in everywhere)
+    everywhere = [rows_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
+    all_batches = (
+        collate(reader, some_N2, len(some_N2), sequence_length, borders, sequences) for some_N2 in everywhere
+    )
     targets = np.concatenate([(found := b["targets"].numpy())[found != NOT_COUNTED] for b in all_batches])
     if not len(targets):
         raise UserError(
@@ -124,15 +126,15 @@ def batches_in_order(
     borders: Borders | None = None,
     sequences: int = 1,
 ) -> Iterator[tuple[int, int, Batch]]:
-    """(first place, how many, their batch of `at_once` samples), of this rank's share of the samples `numbers_N`: as many on
+    """(first sample, how many, their batch of `at_once` samples), of this rank's share of the samples `numbers_N`: as many on
     every rank, the last ones perhaps of no sample."""
-    places_N2, num_samples = all_places(reader)[numbers_N], len(numbers_N)
+    rows_N2, num_samples = all_rows(reader)[numbers_N], len(numbers_N)
     for at in range(batch_rank * at_once, _round_up(num_samples, at_once * batch_ranks), at_once * batch_ranks):
-        piece = places_N2[at : at + at_once]
+        piece = rows_N2[at : at + at_once]
         yield min(at, num_samples), len(piece), collate(reader, piece, at_once, sequence_length, borders, sequences)
 
 
-def all_places(reader: Reader) -> np.ndarray:
+def all_rows(reader: Reader) -> np.ndarray:
     """[samples, 2]: shard and row of every sample, in the order of the shards."""
     return np.array(
         [(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)], np.int64

@@ -61,20 +61,20 @@ class LaneOrder:
         """Positions start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0 and count."""
         own = range(count) if self._own is None else self._own
         assert own.stop <= count
-        places_N2 = np.full((count, 2), -1, np.int64)
+        rows_N2 = np.full((count, 2), -1, np.int64)
         at = own.start
         while at < own.stop:
             epoch, position = divmod(start + at, self.num_samples)
             if epoch != self._epoch:
                 self._enter_epoch(epoch)
             num = min(own.stop - at, self.num_samples - position)
-            self._fill(places_N2[at : at + num], position)
+            self._fill(rows_N2[at : at + num], position)
             at += num
-        return places_N2
+        return rows_N2
 
-    def _fill(self, places_N2: np.ndarray, position: int) -> None:
-        """The places from `position` of this epoch on. Of a stretch of the stream, a lane's samples are a stretch of the lane."""
-        positions_N = np.arange(position, position + len(places_N2))
+    def _fill(self, rows_N2: np.ndarray, position: int) -> None:
+        """The rows from `position` of this epoch on. Of a stretch of the stream, a lane's samples are a stretch of the lane."""
+        positions_N = np.arange(position, position + len(rows_N2))
         even = self._even * self.lanes
         blocks_N = positions_N // self.block
         rest_N = np.minimum(np.searchsorted(self._ends, positions_N, "right"), self.lanes - 1)
@@ -87,4 +87,4 @@ class LaneOrder:
         for lane in np.unique(lanes_N):
             is_lane_N = lanes_N == lane
             inside_M = inside_N[is_lane_N]
-            places_N2[is_lane_N] = self._windows[lane].take(int(inside_M[0]), len(inside_M))
+            rows_N2[is_lane_N] = self._windows[lane].take(int(inside_M[0]), len(inside_M))

@@ -108,7 +108,7 @@ def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
 
 
 def span_before(events: Iterable[Mapping[str, Any]], end: int, num_samples: int) -> Span:
-    """The `num_samples` places that end at `end`, of the stream that the last start or resume in `events` reads. Raises UserError
+    """The `num_samples` samples before `end`, of the stream that the last start or resume in `events` reads. Raises UserError
     where there is none."""
     current: Mapping[str, Any] | None = None
     left_out: dict[int, int] = {}
@@ -126,7 +126,7 @@ def span_before(events: Iterable[Mapping[str, Any]], end: int, num_samples: int)
 
 
 def samples_before(entry: Mapping[str, Any], end: int, num_samples: int, shards: Sequence[Shard]) -> list[str]:
-    """`shard/row` of the samples among the `num_samples` places that end at `end`, in order, of a stream whose `entry` this is
+    """`shard/row` of the samples among the `num_samples` that end at `end`, in order, of a stream whose `entry` this is
     (see BatchSource). Without those of shards that are left out; none where a source of one's own has an entry of other data."""
     if "shards" not in entry:
         return []
@@ -165,15 +165,15 @@ def _check_joint(following: Mapping[str, Any] | None, end: int, step: int) -> No
 
 def samples(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
     """(shard, row) of every sample consumed, in order. Raises UserError when `shards` are not those of the run."""
-    return (place for place, is_lost in _places(found, shards) if not is_lost)
+    return (row for row, is_lost in _rows(found, shards) if not is_lost)
 
 
 def lost(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
     """(shard, row) of every sample whose turn came while its shard was left out, in order. Raises as `samples`."""
-    return (place for place, is_lost in _places(found, shards) if is_lost)
+    return (row for row, is_lost in _rows(found, shards) if is_lost)
 
 
-def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tuple[int, int], bool]]:
+def _rows(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tuple[int, int], bool]]:
     for span in found:
         own = shards if span.num_shards is None else shards[: span.num_shards]
         counts = [shard.num_samples for shard in own]
@@ -186,9 +186,9 @@ def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tu
         for shard, since in span.left_out:
             since_S[shard] = since
         for start in range(span.start, span.end, 1 << 16):
-            places_N2 = order.take(start, min(1 << 16, span.end - start))
-            is_lost_N = start + np.arange(len(places_N2)) >= since_S[places_N2[:, 0]]
-            yield from zip(map(tuple, places_N2.tolist()), is_lost_N.tolist())
+            rows_N2 = order.take(start, min(1 << 16, span.end - start))
+            is_lost_N = start + np.arange(len(rows_N2)) >= since_S[rows_N2[:, 0]]
+            yield from zip(map(tuple, rows_N2.tolist()), is_lost_N.tolist())
 
 
 def _order(span: Span, counts: list[int]) -> Order | LaneOrder | Mixture | MixedLanes:

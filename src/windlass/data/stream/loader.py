@@ -131,11 +131,11 @@ class Loader:
                     future.set_exception(error)
 
     def _read(self, start: int) -> list[Batch]:
-        rows, places_G2 = self._cut.micro_batch, self._order.take(start, self._cut.global_batch)
+        per_batch, rows_G2 = self._cut.micro_batch, self._order.take(start, self._cut.global_batch)
         batches = []
         for at in self._cut.starts():
-            self._read_shards = sorted(set(places_G2[at : at + rows, 0].tolist()))
-            batches.append(self._make(places_G2[at : at + rows], start + at))
+            self._read_shards = sorted(set(rows_G2[at : at + per_batch, 0].tolist()))
+            batches.append(self._make(rows_G2[at : at + per_batch], start + at))
         if self._device.type == "cuda":
             batches = [_each(batch, torch.Tensor.pin_memory) for batch in batches]
         return batches

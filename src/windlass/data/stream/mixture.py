@@ -15,7 +15,7 @@ from windlass.data.stream.order import Order
 
 
 class Mixture:
-    """Places of the stream -> (shard, row), as `Order` does, for shards that belong to several sources. All are there: sources
+    """Positions of the stream -> (shard, row), as `Order` does, for shards that belong to several sources. All are there: sources
     are written one behind the other, and the stream takes from each from its first samples on.
 
     `shard_samples[s]`: samples in shard s; `source_shards[k]`: how many shards source k has, one source behind the other;
@@ -56,14 +56,14 @@ class Mixture:
         return {"shares": {**self.shares.facts(), "sources": self._digests}}
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start from the first stage's on."""
+        """Samples start..start+count of the stream -> [count, 2] int64: (shard, row). Any start from the first stage's on."""
         sources_N = self.shares.sources(start, count)
-        places_N2 = np.empty((count, 2), np.int64)
+        rows_N2 = np.empty((count, 2), np.int64)
         for k, (first, last) in enumerate(zip(*(self.shares.taken(end).tolist() for end in (start, start + count)))):
-            places_M2 = self._orders[k].take(first, last - first)
-            places_M2[:, 0] += self._first_shards[k]
-            places_N2[sources_N == k] = places_M2
-        return places_N2
+            rows_M2 = self._orders[k].take(first, last - first)
+            rows_M2[:, 0] += self._first_shards[k]
+            rows_N2[sources_N == k] = rows_M2
+        return rows_N2
 
 
 def seed_of(seed: int, source: int) -> int:

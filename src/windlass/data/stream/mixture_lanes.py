@@ -131,10 +131,10 @@ class MixedLanes:
         return {**facts, "shares": {**facts["shares"], "sources": self._digests}}
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start from the first stage's on."""
+        """Samples start..start+count of the stream -> [count, 2] int64: (shard, row). Any start from the first stage's on."""
         own = range(count) if self._own is None else self._own
         assert own.stop <= count
-        places_N2, first = np.full((count, 2), -1, np.int64), start + own.start
+        rows_N2, first = np.full((count, 2), -1, np.int64), start + own.start
         lanes_N = np.arange(first, start + own.stop) // self._shares.block % self._shares.lanes
         for lane in np.unique(lanes_N).tolist():
             at_M = np.flatnonzero(lanes_N == lane)  # which are a stretch of the lane
@@ -144,8 +144,8 @@ class MixedLanes:
                 own_L = at_M[sources_M == k]
                 found_L2 = self._parts[k][lane].take(int(taken_K[k]), len(own_L))
                 found_L2[:, 0] += self._first_shards[k]
-                places_N2[own.start + own_L] = found_L2
-        return places_N2
+                rows_N2[own.start + own_L] = found_L2
+        return rows_N2
 
 
 def spread(taken_K: np.ndarray, lanes: int) -> list[list[int]]:

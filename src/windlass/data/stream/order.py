@@ -55,7 +55,7 @@ class Windows:
         self.num_samples = int(ends[-1]) if len(ends) else 0
         last_shards = np.arange(shuffle_window, len(ends) + shuffle_window, shuffle_window) - 1
         self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
-        self._window, self._places_N2 = -1, np.empty((0, 2), np.int64)
+        self._window, self._rows_N2 = -1, np.empty((0, 2), np.int64)
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Samples start..start+count -> [count, 2] int64: (shard, row). They must be there."""
@@ -65,18 +65,18 @@ class Windows:
             if window != self._window:
                 self._enter(window)
             offset = start - int(self._starts[window])
-            parts.append(self._places_N2[offset : offset + count])
+            parts.append(self._rows_N2[offset : offset + count])
             start, count = start + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)
 
     def _enter(self, window: int) -> None:
         own = slice(window * self._shuffle_window, (window + 1) * self._shuffle_window)
         shards, first_rows, counts = self._shards[own], self._first_rows[own], self._counts[own]
-        places_N2 = np.empty((int(counts.sum()), 2), np.int64)
-        places_N2[:, 0] = np.repeat(shards, counts)
-        places_N2[:, 1] = np.concatenate([np.arange(first, first + count) for first, count in zip(first_rows, counts)])
+        rows_N2 = np.empty((int(counts.sum()), 2), np.int64)
+        rows_N2[:, 0] = np.repeat(shards, counts)
+        rows_N2[:, 1] = np.concatenate([np.arange(first, first + count) for first, count in zip(first_rows, counts)])
         self._window = window
-        self._places_N2 = places_N2[permutation(self._seed, self._epoch, self._number + window, len(places_N2))]
+        self._rows_N2 = rows_N2[permutation(self._seed, self._epoch, self._number + window, len(rows_N2))]
 
 
 class Order:

@@ -80,10 +80,10 @@ class SkippingReader:
         return self._order.state()
 
     def take(self, start: int, count: int) -> np.ndarray:
-        places_N2 = self._order.take(start, count)
+        rows_N2 = self._order.take(start, count)
         self._found = {}
-        self._met[start] = Met(places_N2[:, 0], self._found)
-        return places_N2
+        self._met[start] = Met(rows_N2[:, 0], self._found)
+        return rows_N2
 
     def name(self, number: int) -> str:
         return self.reader.name(number)

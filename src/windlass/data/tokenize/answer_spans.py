@@ -35,7 +35,7 @@ UNTOUCHED = (
     "fix the chat template of the tokenizer: what it writes before an answer ends in a line break or a special token, so that "
     "no token holds a part of both; or take another"
 )
-TRIES = 4  # places of a question's words that are looked at
+TRIES = 4  # offsets of a question's words that are looked at
 ALL_EXACT = 2  # wanted answers, up to which windows would cost more than they save
 
 
@@ -58,7 +58,7 @@ class AnswerFinder:
         users = [number for number, message in enumerate(messages) if message["role"] == "user"]
         self._first_user = users[0] if users else len(messages)
         self._question = -1  # where the words of the first question are
-        self._place = (-1, -1)  # a question's number, and where its words are
+        self._words_at = (-1, -1)  # a question's number, and where its words are
         self._ending = ""  # what follows the words of an answer
 
     def spans(self, wanted: Sequence[bool]) -> list[Span]:
@@ -92,8 +92,8 @@ class AnswerFinder:
         if text.startswith(written) and len(written) > len(before):
             end = len(written)
         else:
-            places = self._places(message, len(before), ending)
-            behind = places[0] if len(places) == 1 else self._behind_mark(number) if places else -1
+            offsets = self._offsets_behind(message, len(before), ending)
+            behind = offsets[0] if len(offsets) == 1 else self._behind_mark(number) if offsets else -1
             if behind < 0:
                 self._fail(number)
             end = self._end_of_turn(behind)
@@ -108,26 +108,26 @@ class AnswerFinder:
         behind = end_of_all(words, written, start)
         if len(words) == 1 and 0 <= behind < written.rfind(words[0]) + len(words[0]):  # "a" is in "<|channel|>final"
             marked = [*some[:-1], with_mark(some[-1])]
-            behind = _place_of_mark(self._render(marked, False), written)
+            behind = _offset_of_mark(self._render(marked, False), written)
         return "" if behind < 0 else written[behind:]
 
-    def _places(self, message: dict[str, Any], start: int, ending: str) -> list[int]:
-        """Behind the words of `message` in its own turn, which begins at `start`: every place where they are. `ending`: what
+    def _offsets_behind(self, message: dict[str, Any], start: int, ending: str) -> list[int]:
+        """Behind the words of `message` in its own turn, which begins at `start`: every offset where they are. `ending`: what
         follows them, up to the special token that no words hold."""
         marks = [mark.group() for mark in self._specials.finditer(ending)]
         limit = self._text.find(marks[-1], start) if marks else -1
-        words, places = [*said_by(message)], list[int]()
+        words, offsets = [*said_by(message)], list[int]()
         at = end_of_all(words, self._text, start, limit) if limit >= 0 else -1
         while at >= 0:
-            places.append(at)
+            offsets.append(at)
             at = end_of_all(words, self._text, at - len(words[0]) + 1, limit) if len(words) == 1 else -1
-        return places
+        return offsets
 
     def _behind_mark(self, number: int) -> int:
         """Behind the words of a message, where its turn holds them more than once; -1 where the template changes more."""
         marked = [*self._messages]
         marked[number] = with_mark(marked[number])
-        return _place_of_mark(self._render(marked, False), self._text)
+        return _offset_of_mark(self._render(marked, False), self._text)
 
     def _before(self, number: int) -> str:
         """The begin of the text, up to the answer."""
@@ -151,7 +151,7 @@ class AnswerFinder:
             marked = [*self._messages[:number]]
             marked[self._first_user] = {**question, "content": question["content"].replace(words, MARK + words, 1)}
             self._question = self._render(marked, False).find(MARK)
-        self._place = self._first_user, self._question
+        self._words_at = self._first_user, self._question
 
     def _near(self, number: int, end_before: int) -> Span | None:
         """By a window; None where its text is not what the whole text holds. `end_before`: of the answer before."""
@@ -163,14 +163,14 @@ class AnswerFinder:
         if self._question < 0:
             return None
         words = self._messages[first]["content"].strip()
-        if self._place[0] != first:
-            self._place = first, self._text.find(words, end_before) if words else -1
+        if self._words_at[0] != first:
+            self._words_at = first, self._text.find(words, end_before) if words else -1
         window = [*self._messages[: self._first_user], *self._messages[first:number]]
         written = self._render(window, True)
         start = self._end_of_window(written)
         for _ in range(TRIES):  # a short question may be in the marks of turns before it
-            if start is None and self._place[1] >= 0:
-                self._place = first, self._text.find(words, self._place[1] + 1)
+            if start is None and self._words_at[1] >= 0:
+                self._words_at = first, self._text.find(words, self._words_at[1] + 1)
                 start = self._end_of_window(written)
         if start is None:
             return None
@@ -184,28 +184,28 @@ class AnswerFinder:
             return len(self._text) if end_of_all([*said_by(message)], self._text, start) >= 0 else None
         has_calls = bool(message.get("tool_calls"))
         if not has_calls and self._ending:
-            places = self._places(message, start, self._ending)
-            followed = [place for place in places if self._text.startswith(self._ending, place)]
+            offsets = self._offsets_behind(message, start, self._ending)
+            followed = [offset for offset in offsets if self._text.startswith(self._ending, offset)]
             if followed:
                 return followed[0] + len(self._ending)
         some = [*window, message]
         written = self._render(some, False)
-        places = self._places(message, start, self._ending_in(some, written, cut))
-        if len(places) != 1:
+        offsets = self._offsets_behind(message, start, self._ending_in(some, written, cut))
+        if len(offsets) != 1:
             return None
         end = self._end_of_window(written)
         if end is None or end <= start:
-            end = self._end_of_turn(places[0])
+            end = self._end_of_turn(offsets[0])
         if not has_calls:
-            self._ending = self._text[places[0] : end]
+            self._ending = self._text[offsets[0] : end]
         return end
 
     def _end_of_window(self, written: str) -> int | None:
         """Where in the whole text that of a window ends."""
-        same, place = self._question, self._place[1]
-        if place < 0 or written[:same] != self._text[:same] or not self._text.startswith(written[same:], place):
+        same, offset = self._question, self._words_at[1]
+        if offset < 0 or written[:same] != self._text[:same] or not self._text.startswith(written[same:], offset):
             return None
-        return place + len(written) - same
+        return offset + len(written) - same
 
 
 def with_mark(message: dict[str, Any]) -> dict[str, Any]:
@@ -214,10 +214,10 @@ def with_mark(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": words + MARK + message["content"][len(words) :]}
 
 
-def _place_of_mark(marked: str, text: str) -> int:
+def _offset_of_mark(marked: str, text: str) -> int:
     """Where MARK is in `marked`, which is `text` but for it; else -1."""
-    place = marked.find(MARK)
-    return place if place >= 0 and marked[:place] + marked[place + len(MARK) :] == text else -1
+    offset = marked.find(MARK)
+    return offset if offset >= 0 and marked[:offset] + marked[offset + len(MARK) :] == text else -1
 
 
 def common_begin(one: str, other: str) -> str:

@@ -245,9 +245,9 @@ class Template:
 
     def of_spans(self, text: str, spans: list[Span]) -> Found:
         """With each span of the text as an answer."""
-        ids_N, starts_N, places = self.encoder.encode(text, [place for span in spans for place in span])
+        ids_N, starts_N, offsets = self.encoder.encode(text, [offset for span in spans for offset in span])
         is_answer_N = np.zeros(len(ids_N), bool)
-        for first, last in np.searchsorted(starts_N, places).reshape(-1, 2).tolist():
+        for first, last in np.searchsorted(starts_N, offsets).reshape(-1, 2).tolist():
             is_answer_N[first:last] = True
         return ids_N, is_answer_N, [text[start:end] for start, end in spans]
 

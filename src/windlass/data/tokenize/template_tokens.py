@@ -26,8 +26,8 @@ class Tokens(NamedTuple):
     """[N] int32."""
     starts_N: np.ndarray
     """[N] int64: where in the text each begins, in characters or in bytes."""
-    places: np.ndarray
-    """The places that were asked for, in the same unit."""
+    offsets: np.ndarray
+    """The offsets that were asked for, in the same unit."""
 
 
 class TextEncoder:
@@ -49,16 +49,16 @@ class TextEncoder:
     def is_fast(self) -> bool:
         return self._fast is not None
 
-    def encode(self, text: str, places: Sequence[int] = ()) -> Tokens:
-        """`places`: characters of the text, in order."""
+    def encode(self, text: str, offsets: Sequence[int] = ()) -> Tokens:
+        """`offsets`: characters of the text, in order."""
         if self._fast is None:
             found = self._tokenizer.encode(text, add_special_tokens=False)
             starts_N = np.array([start for start, _ in found.offsets], np.int64)
-            return Tokens(np.array(found.ids, np.int32), starts_N, np.array(places, np.int64))
+            return Tokens(np.array(found.ids, np.int32), starts_N, np.array(offsets, np.int64))
         ids_N = self._fast_ids(text)
         sizes_N = self._bytes_V[ids_N]
         assert sizes_N.sum() == len(text.encode()), "a byte-level tokenizer that rewrites nothing"
-        return Tokens(ids_N, np.cumsum(sizes_N) - sizes_N, _in_bytes(text, places))
+        return Tokens(ids_N, np.cumsum(sizes_N) - sizes_N, _in_bytes(text, offsets))
 
     def _fast_ids(self, text: str) -> np.ndarray:
         assert self._fast is not None
@@ -94,7 +94,7 @@ def _strips(token: Any) -> bool:
     return bool(token.lstrip or token.rstrip or token.single_word)
 
 
-def _in_bytes(text: str, places: Sequence[int]) -> np.ndarray:
+def _in_bytes(text: str, offsets: Sequence[int]) -> np.ndarray:
     if text.isascii():
-        return np.array(places, np.int64)
-    return np.cumsum([len(text[start:end].encode()) for start, end in pairwise([0, *places])], dtype=np.int64)
+        return np.array(offsets, np.int64)
+    return np.cumsum([len(text[start:end].encode()) for start, end in pairwise([0, *offsets])], dtype=np.int64)

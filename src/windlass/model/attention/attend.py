@@ -42,11 +42,11 @@ def attend(
         out_BHTK = _attend(*shares, whole, probability, keys_B)
         return to_positions(out_BHTK, context)
     k_BGSK, v_BGSK = gather_keys(k_BGSK, v_BGSK, context)
-    places = context.zigzag.of(k_BGSK.shape[2])
+    slices = context.zigzag.of(k_BGSK.shape[2])
     outs = []
-    for q_BHCK, place, documents in zip(q_BHTK.chunk(2, 2), places, layout.parts, strict=True):
-        k_BGCK, v_BGCK = k_BGSK[:, :, : place.stop], v_BGSK[:, :, : place.stop]
-        part = AttentionLayout(place.start, window, documents, layout.heads_H, chunks=layout.chunks, cap=layout.cap)
+    for q_BHCK, where, documents in zip(q_BHTK.chunk(2, 2), slices, layout.parts, strict=True):
+        k_BGCK, v_BGCK = k_BGSK[:, :, : where.stop], v_BGSK[:, :, : where.stop]
+        part = AttentionLayout(where.start, window, documents, layout.heads_H, chunks=layout.chunks, cap=layout.cap)
         outs.append(_attend(q_BHCK, k_BGCK, v_BGCK, part, probability, keys_B))
     return torch.cat(outs, 2)
 

@@ -154,12 +154,12 @@ class History:
         self._see(event["time"], event["time"])
         if kind == "validation":
             kept: Event = {key: event[key] for key in KEPT_OF_VALIDATION if key in event}
-            _place(self.validations.setdefault(str(event["name"]), []), kept)
+            _insert(self.validations.setdefault(str(event["name"]), []), kept)
             for label, loss in event.get("source_losses", {}).items():
                 one = {"step": event["step"], "time": event["time"], "loss": loss}
-                _place(self.validations.setdefault(f"{event['name']}, {label}", []), one)
+                _insert(self.validations.setdefault(f"{event['name']}, {label}", []), one)
         elif kind == "sample":
-            _place(self.samples.setdefault(str(event["prompt"]), []), {**event, "text": event["text"][:MAX_TEXT]})
+            _insert(self.samples.setdefault(str(event["prompt"]), []), {**event, "text": event["text"][:MAX_TEXT]})
         elif kind not in ("data", "counts"):
             if kind in RESTARTS:
                 self._restart(event)
@@ -245,7 +245,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def _place(events: list[Event], event: Event) -> None:
+def _insert(events: list[Event], event: Event) -> None:
     """In the order of steps; an event of a step replaces the one before."""
     if events and events[-1]["step"] >= event["step"]:
         events[:] = [earlier for earlier in events if earlier["step"] != event["step"]]

@@ -59,14 +59,14 @@ function upTo(sorted, x) { // how many of `sorted` are <= x
   return low;
 }
 
-function placeOf(run, step) { // a step's place on the axis, between the buckets around it
+function positionOf(run, step) { // a step's position on the axis, between the buckets around it
   if (state.axis === "step") return step;
-  const steps = run.grid.step, places = run.grid[state.axis];
+  const steps = run.grid.step, positions = run.grid[state.axis];
   if (!steps.length) return 0;
   const at = upTo(steps, step);
-  if (at === 0) return state.axis === "time" ? places[0] : places[0] * step / (steps[0] || 1);
-  if (at === steps.length || steps[at - 1] === step) return places[at - 1];
-  return places[at - 1] + (places[at] - places[at - 1]) * (step - steps[at - 1]) / (steps[at] - steps[at - 1]);
+  if (at === 0) return state.axis === "time" ? positions[0] : positions[0] * step / (steps[0] || 1);
+  if (at === steps.length || steps[at - 1] === step) return positions[at - 1];
+  return positions[at - 1] + (positions[at] - positions[at - 1]) * (step - steps[at - 1]) / (steps[at] - steps[at - 1]);
 }
 
 function smoothed(values, gaps) { // centred running mean over a share of all points, at least 5; gaps stay gaps
@@ -88,7 +88,7 @@ function curvesOf(chart) {
       colour: "--c" + (byLine ? lineIndex : runIndex) % 8, dash: DASHES[(!several ? Math.floor(lineIndex / 8) : byLine ? runIndex : lineIndex) % DASHES.length],
       step: line.series ? run.grid.step : source.step, y: source.y.slice(), low: source.low, high: source.high, source,
       gaps: new Set(source.gaps || []) };
-    curve.x = line.series ? run.grid[state.axis] : curve.step.map((step) => placeOf(run, step));
+    curve.x = line.series ? run.grid[state.axis] : curve.step.map((step) => positionOf(run, step));
     curve.isHidden = state.hidden.has(curve.key);
     found.push(curve);
   }));
@@ -195,8 +195,8 @@ function paintAxes({ context, box, toX, toY }, scales, labels) {
 
 function paintMarks({ context, box, toX }, scales, chart) {
   data.runs.forEach((run) => run.marks.forEach(([step, kind, , quantity, last]) => {
-    const place = placeOf(run, step), x = toX(place);
-    if (place < scales.left || place > scales.right) return;
+    const position = positionOf(run, step), x = toX(position);
+    if (position < scales.left || position > scales.right) return;
     if (quantity && !chart.lines.some((line) => line.series === quantity)) return; // another chart's curve is interrupted
     const isStrong = kind in STRONG_MARKS;
     context.strokeStyle = colour(isStrong ? STRONG_MARKS[kind] : WEAK_MARKS[kind]); context.lineWidth = 1;
@@ -206,7 +206,7 @@ function paintMarks({ context, box, toX }, scales, chart) {
     if (kind === "not finite" || kind === "incident") {
       context.fillStyle = colour("--c4"); context.beginPath();
       context.moveTo(x - 4, box.top - 6); context.lineTo(x + 4, box.top - 6); context.lineTo(x, box.top + 1); context.fill();
-      if (last > step) context.fillRect(x, box.top - 6, toX(placeOf(run, last)) - x, 3);
+      if (last > step) context.fillRect(x, box.top - 6, toX(positionOf(run, last)) - x, 3);
     }
   }));
   context.setLineDash([]);
@@ -375,9 +375,9 @@ function showAt(chart, at, isSpoken) {
   for (const [step, kind, text] of main.run.marks) if (kind !== "validation" && step >= (main.isPoints ? main.step[at] : from) && step <= main.step[at]) lines.push(text + ` (step ${step})`);
   held.tip.replaceChildren(...lines.map((line) => element("p", { textContent: line })));
   held.tip.hidden = false;
-  const place = held.seen.toX(x) + held.canvas.offsetLeft, room = held.figure.clientWidth;
+  const left = held.seen.toX(x) + held.canvas.offsetLeft, room = held.figure.clientWidth;
   const width = held.tip.offsetWidth;
-  held.tip.style.left = Math.max(4, place + width + 20 > room ? Math.min(place - width - 10, room - width - 4) : place + 12) + "px";
+  held.tip.style.left = Math.max(4, left + width + 20 > room ? Math.min(left - width - 10, room - width - 4) : left + 12) + "px";
   held.tip.style.top = held.canvas.offsetTop + 14 + "px";
   if (isSpoken) document.getElementById("say").textContent = lines.join("; ");
 }
@@ -474,11 +474,11 @@ function buildControls() {
 function updateAll() { data.charts.forEach(update); }
 
 function buildCharts() { // those that are new; others keep their elements, and with them the reader's place
-  const place = document.getElementById("charts");
+  const parent = document.getElementById("charts");
   data.charts.forEach((chart, at) => {
     if (drawn.has(chart.key)) return;
     const figure = build(chart, at === 0);
-    place.insertBefore(figure, place.children[at] || null);
+    parent.insertBefore(figure, parent.children[at] || null);
   });
   updateAll();
 }
@@ -497,12 +497,12 @@ function joined(run, news) { // a run's data with what is new of it
 }
 
 async function follow() {
-  const place = document.getElementById("part-status");
+  const status = document.getElementById("part-status");
   try {
     const have = data.runs.map((run) => `${run.offset}.${run.revision}.${run.grid.step.length}`).join("_");
     const answer = await fetch(`${data.live.path}?have=${have}`, { cache: "no-store" });
     if (!answer.ok) throw new Error(String(answer.status));
-    place.classList.remove("lost");
+    status.classList.remove("lost");
     if (answer.status === 204) return;
     const news = await answer.json();
     data.charts = news.charts;
@@ -510,7 +510,7 @@ async function follow() {
     for (const [name, html] of Object.entries(news.parts)) document.getElementById("part-" + name).innerHTML = html;
     buildCharts();
   } catch (error) {
-    place.classList.add("lost");
+    status.classList.add("lost");
   } finally {
     setTimeout(follow, data.live.every_ms);
   }

@@ -23,14 +23,14 @@ from windlass.report.events import Event
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-PLACES: Final = ("step", "time", "tokens")
+AXES: Final = ("step", "time", "tokens")
 DRAWN: Final = (
     "loss", "router_loss", "gradient_norm", "learning_rate", "tokens_per_s", "tokens_per_s_per_gpu", "mfu",
     "memory_bytes", "reward_chosen", "reward_rejected", "margin", "accuracy", "pairs",
 )  # fmt: skip
 GROUPS: Final = ("source_losses", "expert_shares", "memory_parts")
 """Fields that hold a number per name: each becomes a quantity `group.name`."""
-READ: Final = (*PLACES, *DRAWN, "data_wait_s", "step_s")
+READ: Final = (*AXES, *DRAWN, "data_wait_s", "step_s")
 STEADY: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # not drawn in warm-up
 MAX_NAMES: Final = 32  # of a group: more are no chart
 _LEDGER: Final = re.compile(rb', "ledger": \{[^{}]*\}')
@@ -108,7 +108,7 @@ def columns_of(events: Sequence[Event]) -> Columns:
 
 def _derive(raw: dict[str, Floats], warm_up: Flags, lost: Mapping[str, Flags]) -> Columns:
     """Shares and steady figures from what the lines hold; empty quantities go."""
-    step, time, tokens = (raw.pop(name) for name in PLACES)
+    step, time, tokens = (raw.pop(name) for name in AXES)
     wait_s, step_s = raw.pop("data_wait_s"), raw.pop("step_s")
     with np.errstate(divide="ignore", invalid="ignore"):
         raw["wait_share"] = np.where(step_s > 0, wait_s / step_s, np.nan)
