@@ -196,7 +196,9 @@ def test_a_schedule_that_this_torch_cannot_run_is_refused_before_data_is_prepare
 def test_what_this_torch_cannot_run_is_listed_with_what_the_model_cannot_have(tmp_path):
     base = dict.fromkeys(tiny.MODEL) | {"from": str(tiny.write_base(tmp_path / "base"))}
     parallel = {"tp": 3, "context": 2, "context_kind": "ulysses", "compile": True}
-    config = tiny.recipe(tmp_path, model=base, parallel=parallel, data={"sequence_length": 48})
+    config = tiny.recipe(
+        tmp_path, model=base, parallel=parallel, data={"sequence_length": 48}, run={"tokens_per_step": 192}
+    )
     old = mock.patch.object(pipeline.importlib.metadata, "version", lambda _: "2.11.0")
     with old, pytest.raises(SeveralErrors) as caught:
         check_run(config, 6, "cpu")
