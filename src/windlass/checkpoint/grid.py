@@ -199,7 +199,7 @@ def join_all(ours: Iterable[Grid], theirs: Iterable[Grid]) -> list[Grid]:
 
 
 class TooIrregular(ValueError):
-    """Grids whose parts meet in too many places to be compared."""
+    """Grids whose parts meet too often to be compared."""
 
 
 def overlap(grids: Sequence[Grid]) -> Box | None:

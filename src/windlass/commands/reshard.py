@@ -2,7 +2,7 @@
 
 Which box of which tensor each rank holds is asked of the program itself and not derived a second time: it is built as those ranks
 would build it, on the meta device (shapes only) and over torch's `fake` process group, in which one process acts as any rank
-and nothing is sent. One build per pipeline rank shows all others, since a DTensor knows its cut at every place of its mesh.
+and nothing is sent. One build per pipeline rank shows all others, since a DTensor knows its cut at every coordinate of its mesh.
 Optimizer states are cut as their parameters are. Replicas hold the same, so one of them is asked, and written for.
 """
 

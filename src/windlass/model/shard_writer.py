@@ -1,7 +1,7 @@
 """Safetensors files whose tensors arrive one by one, in any order and in parts.
 
-A file begins with a header of JSON that says where each tensor's bytes are; names, shapes and so all places follow from the
-architecture. A tensor is written to its place as soon as its last part has come. Memory is the tensors that have come in part.
+A file begins with a header of JSON that says where each tensor's bytes are; names, shapes and so all offsets follow from the
+architecture. A tensor is written at its offset as soon as its last part has come. Memory is the tensors that have come in part.
 
     8 bytes: length of the header, little-endian | header, filled with blanks to a multiple of 8 | bytes of the tensors
                                                           (github.com/huggingface/safetensors, "Format")

@@ -2,7 +2,7 @@
 
 `windlass train` itself trains the proxy model: assemble, the loop, the loader, checkpoints. A watcher wraps the program and notes
 what passes through; hooks on the blocks note the residual stream; a wrapper of the batch source takes targets away, unevenly:
-whole rows, beginnings of rows, and single places, and puts in tokens whose rows of the vocabulary are at a rank's edge. The rule
+whole rows, beginnings of rows, single positions; and puts in tokens whose rows of the vocabulary are at a rank's edge. The rule
 looks at the row's own tokens alone, so it is the same in every layout. All of this is passed in as arguments.
 """
 
@@ -41,7 +41,7 @@ from windlass.training.restore import drawn_weights
 
 DRAWN_BLOCK: Final = 100  # drawn weights at a time: less than any matrix has
 EMBEDDED: Final = -1  # the number of the stream before the first layer
-MASKS: Final = 5  # kinds of rows: one counts nothing, one loses a part of its beginning, the others single places
+MASKS: Final = 5  # kinds of rows: one counts nothing, one loses a part of its beginning, the others single positions
 
 
 @dataclass
@@ -193,7 +193,7 @@ def borders_of(architecture: Architecture, tp: int) -> list[int]:
 
 
 def odd(batch: Batch, borders: Sequence[int]) -> Batch:
-    """ids and targets of a batch with `borders` at every fourth place, and targets taken away; by what each row itself holds.
+    """ids and targets of a batch with `borders` at every fourth position, and targets taken away; by what each row itself holds.
     Without borders unchanged: pairs, whose kept scores are of the rows as they are."""
     if not borders:
         return {}

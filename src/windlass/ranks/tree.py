@@ -38,8 +38,8 @@ def children_of(rank: int, world: int) -> list[int]:
 
 
 class Tree:
-    """This rank's place in the tree of `group`, a gloo group; None where the world is one rank. All ranks make the same calls in
-    the same order."""
+    """This rank's position in the tree of `group`, a gloo group; None where the world is one rank. All ranks make the same calls
+    in the same order."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self._group = group

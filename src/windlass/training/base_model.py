@@ -4,7 +4,7 @@ Every checkpoint keeps how the authors of `model.from` sample from it, and its l
 on any host and at any time, when that directory or cache may be gone. A preference run keeps its reference scores too.
 
 Beside an adapter a checkpoint holds the trained tensors alone, and says beside what they were trained: the directory or hub
-name, the commit, and the hash of every weight file. Whoever opens it reads the base from there, or from another place
+name, the commit, and the hash of every weight file. Whoever opens it reads the base from there, or from another path
 (`--base`), and compares.
 """
 
@@ -58,7 +58,7 @@ def reads_weights(trainer_state: Mapping[str, Any] | None) -> bool:
 
 def base_of(config: RunConfig, runtime: Runtime, trainer_state: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a run's checkpoints say of its base; None where all of the model is in them. Collective. Raises UserError where it is
-    gone, or not the base that the run began beside: another place is none, the same files may be there."""
+    gone, or not the base that the run began beside: another path is none, the same files may be there."""
     if config.adapter.kind == "none":
         return None
     then = None if trainer_state is None else trainer_state.get("base")

@@ -70,7 +70,7 @@ def _given(value: Any) -> Any:
 
 
 OF_A_HOST = ("data.cache", "hub.cache")
-"""Settings that may name a place of each host's own."""
+"""Settings that may name a path of each host's own."""
 BASE_KEYS = ("model.from", "model.revision", "model.commit")
 """Where the frozen base of an adapter is: training/base_model compares the files there with those that the run began beside."""
 CLOCKS_S = 1.0

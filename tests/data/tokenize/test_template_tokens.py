@@ -36,9 +36,9 @@ def test_both_ways_give_the_same_ids_and_find_the_same_ids_in_a_span(encoders):
     for span in ([0, 5], [TEXT.index("é"), TEXT.index("?")], [start, TEXT.rindex("\n")], [TEXT.index("🪝"), len(TEXT)]):
         found = [encoder.encode(TEXT, span) for encoder in (plain, fast)]
         assert found[0].ids_N.tolist() == found[1].ids_N.tolist() == tokenizer.encode(TEXT).ids
-        inside = [np.searchsorted(one.starts_N, one.places).tolist() for one in found]
+        inside = [np.searchsorted(one.starts_N, one.offsets).tolist() for one in found]
         assert inside[0] == inside[1]
-    first, last = np.searchsorted(found[1].starts_N, fast.encode(TEXT, [start, len(TEXT)]).places).tolist()
+    first, last = np.searchsorted(found[1].starts_N, fast.encode(TEXT, [start, len(TEXT)]).offsets).tolist()
     assert tokenizer.decode(found[1].ids_N[first:last].tolist(), skip_special_tokens=False) == TEXT[start:]
 
 

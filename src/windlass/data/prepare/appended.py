@@ -39,7 +39,7 @@ def kept_sources(plan: PreparePlan, directory: Path) -> KeptSources | None:
     config = plan.config
     is_by_document = not isinstance(config.validation, HeldOutConfig)
     if not (config.mixture and is_by_document) or config.deduplicate or config.tokenizer.train is not None:
-        return None  # else a document's place depends on all sources
+        return None  # else a document's position depends on all sources
     if config.order.held_out_of is not None:
         return None
     try:

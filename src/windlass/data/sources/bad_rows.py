@@ -149,7 +149,7 @@ class BadRows:
         report: Report | None = None,
         is_streamed: bool = False,
     ):
-        """`use`: its place in the recipe, sources.0. `is_streamed`: nothing reads the source to its end before it is encoded; so
+        """`use`: its key in the recipe, sources.0. `is_streamed`: nothing reads the source to its end before it is encoded; so
         the row that is one too many is refused at once."""
         self.use, self.label, self.at_most = use, label, config.at_most
         self._report, self._is_streamed = report, is_streamed

@@ -78,9 +78,7 @@ def evaluation_set(
     rows_N2 = all_rows(reader)[order_N]
     sequence_length = len(reader.read(0, 0)[0]) // sequences - 1
     everywhere = [rows_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
-    all_batches = (
-        collate(reader, some_N2, len(some_N2), sequence_length, borders, sequences) for some_N2 in everywhere
-    )
+    all_batches = (collate(reader, rows, len(rows), sequence_length, borders, sequences) for rows in everywhere)
     targets = np.concatenate([(found := b["targets"].numpy())[found != NOT_COUNTED] for b in all_batches])
     if not len(targets):
         raise UserError(

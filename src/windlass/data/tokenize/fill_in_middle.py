@@ -3,7 +3,7 @@
     <prefix> P <suffix> S <middle> M            prefix first
     <prefix> <suffix> S <middle> P M            suffix first: P and M are encoded as one text
 
-A document is cut at two places between any two characters, drawn evenly, and each part is encoded by itself: a model in use is
+A document is cut at two positions between any two characters, drawn evenly, and each part is encoded by itself: a model in use is
 asked at any character too, and not only where a token ends. A mark that is written in a document is text (`as_text`). Everything
 is drawn from the hash of the text: a document has one form, whoever encodes it and whenever.
 

@@ -1,7 +1,7 @@
 """The text of a template -> ids, and where in the text each begins.
 
 The special tokens that the template writes cut the text; what is between them is encoded alone. Where tiktoken gives the
-tokenizer's own ids (tiktoken_encoder) it encodes that, three times as fast, and a token's place follows from the bytes of the
+tokenizer's own ids (tiktoken_encoder) it encodes that, three times as fast, and a token's offset follows from the bytes of the
 tokens before it. Else the tokenizer itself says both.
 """
 

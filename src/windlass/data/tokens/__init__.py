@@ -1,7 +1,7 @@
 """Files of token ids that another tool made, as a source of documents.
 
     MDS: index.json, shard.00000.mds, ...    a row is an array of ids in one column
-    Megatron: x.idx, x.bin                   the index has every document's place
+    Megatron: x.idx, x.bin                   the index has every document's offset
     raw: x.bin                               ids alone (nanoGPT), or behind a header (llm.c)
           |
         rows  --- each id checked against the vocabulary --->  documents, cut at EOS  --->  parts  --->  prepare

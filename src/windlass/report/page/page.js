@@ -339,7 +339,7 @@ function stroke(curve) { // the key of a curve among more than there are colours
   return canvas;
 }
 
-function nearest(curve, x) { // index of the point beside a place
+function nearest(curve, x) { // index of the point beside a position
   const at = upTo(curve.x, x);
   return at === 0 ? 0 : at === curve.x.length || x - curve.x[at - 1] <= curve.x[at] - x ? at - 1 : at;
 }
