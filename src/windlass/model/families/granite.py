@@ -22,7 +22,7 @@ class GraniteFields(RotaryFields):
     embedding_multiplier: float = Field(1.0, gt=0.0)
     """What a token's embedding is multiplied by."""
     attention_multiplier: float = Field(1.0, gt=0.0)
-    """What attention's scores are multiplied by, in place of 1 / sqrt(head_dim)."""
+    """Factor on attention's scores, instead of 1 / sqrt(head_dim)."""
     residual_multiplier: float = Field(1.0, gt=0.0)
     """What attention and MLP add to the stream is multiplied by this."""
     logits_scaling: float = Field(1.0, gt=0.0)

@@ -15,7 +15,7 @@ from windlass.model.families.qwen3_moe import check_router_loss, experts_loop
 
 
 class MixtralFields(RotaryFields):
-    """`model_type: mixtral`: Mistral's attention, and experts in place of every MLP. Source: arXiv 2401.04088."""
+    """`model_type: mixtral`: Mistral's attention, and experts instead of every MLP. Source: arXiv 2401.04088."""
 
     family: ClassVar[str] = "mixtral"
     default_theta: ClassVar[float] = 1000000.0

@@ -32,7 +32,7 @@ def experts_loop(arch: Architecture) -> dict[str, object]:
 
 
 class Qwen3MoeFields(RotaryFields):
-    """`model_type: qwen3_moe`: Qwen3's attention, and experts in place of MLPs. Source: arXiv 2505.09388."""
+    """`model_type: qwen3_moe`: Qwen3's attention, and experts instead of MLPs. Source: arXiv 2505.09388."""
 
     family: ClassVar[str] = "qwen3_moe"
     qk_norm: ClassVar[bool] = True
@@ -64,7 +64,7 @@ class Qwen3MoeFields(RotaryFields):
     decoder_sparse_step: Size = 1
     """Every Nth layer is sparse."""
     mlp_only_layers: list[int] | None = []
-    """Layers with one MLP in place of experts, by index from 0."""
+    """Layers with one MLP instead of experts, by index from 0."""
     output_router_logits: bool = False
     """In training, the routers' load-balancing loss is added to the loss: without it few experts may come to do all the work."""
     router_aux_loss_coef: float = Field(0.001, ge=0.0)
