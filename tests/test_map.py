@@ -193,7 +193,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "select",
         "bad_rows",
         "compression",
-        "shape_config",
     ),
     "data.tokens": ("token_files", "documents", "parts"),
     "data.stream": ("open_stream", "batch_source", "config", "mixture_shares", "loader", "ledger", "evaluation_set"),

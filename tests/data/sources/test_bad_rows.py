@@ -284,7 +284,7 @@ def test_rows_that_the_template_refuses_are_left_out_and_named_again_after_a_kil
 def test_the_limit_is_part_of_the_settings_and_not_of_the_stream(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, []))
     plain, given, other = (planned(config_of(tmp_path, at_most), {}) for at_most in (0, 3, 0.5))
-    assert "bad_rows" not in settings_of(plain.config, {})["sources"][0], "fingerprints of before stay"
+    assert settings_of(plain.config, {})["sources"][0]["bad_rows"] == {"at_most": 0}
     assert settings_of(given.config, {})["sources"][0]["bad_rows"] == {"at_most": 3}, "where a report is does not count"
     assert len({plain.fingerprint, given.fingerprint, other.fingerprint}) == 3
     assert len({plain.stream, given.stream, other.stream}) == 1 and plain.work == given.work == plain.fingerprint

@@ -12,10 +12,10 @@ fetch            copies what is not on this host, once
 select           which documents a set keeps, without duplicates where asked
 bad_rows         rows that are no document: named, counted, left out or refused
 compression      compressed files, unpacked as they are read
-shape_config     the shape of documents: where a conversation is in a row; a middle that is moved
 
 Inside:
 
+shape_config     the shape of documents: where a conversation is in a row; a middle that is moved
 urls             files at URLs, and what is wrong where their file system fails
 formats          file formats: bytes in, rows out; which files a source may hold
 text_rows        rows as text: JSON lines, JSON, CSV
