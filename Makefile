@@ -39,9 +39,9 @@ demo: .venv/stamp
 	@echo "== 4/4 report: open it in a browser"
 	$(WINDLASS) report runs/demo
 
-# two files at a time: a test of ranks leaves cores idle while it waits, most others use one
+# three files at a time on two cores: a test of ranks leaves cores idle while it waits
 test: .venv/stamp
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 3 --dist loadfile
 
 test-long: .venv/stamp
 	$(PY) -m pytest --long -m long -n 2 --dist worksteal

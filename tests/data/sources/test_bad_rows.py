@@ -287,7 +287,7 @@ def test_the_limit_is_part_of_the_settings_and_not_of_the_stream(tmp_path):
     assert settings_of(plain.config, {})["sources"][0]["bad_rows"] == {"at_most": 0}
     assert settings_of(given.config, {})["sources"][0]["bad_rows"] == {"at_most": 3}, "where a report is does not count"
     assert len({plain.fingerprint, given.fingerprint, other.fingerprint}) == 3
-    assert len({plain.stream, given.stream, other.stream}) == 1 and plain.work == given.work == plain.fingerprint
+    assert len({plain.stream, given.stream, other.stream}) == 1 and plain.work == given.work == other.work
     quietly(given.config)
     with pytest.raises(UserError, match="was prepared with sources"):
         open_prepared(plain.config, {})
