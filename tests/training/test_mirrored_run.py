@@ -141,7 +141,7 @@ def test_what_a_slow_store_still_copies_stays_on_disk(base, ranks, tmp_path):
 def test_a_place_that_is_no_url_is_refused(base):
     from windlass.errors import UserError
 
-    with pytest.raises(UserError, match=r"checkpoint.remote=/mnt/store is no URL"):
+    with pytest.raises(UserError, match=r"checkpoint.remote=/mnt/store is not a URL"):
         mirrored(base, "wrong", "/mnt/store")
 
 

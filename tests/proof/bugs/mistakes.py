@@ -69,8 +69,9 @@ MISTAKES = {
     ),
     "a batch rounded up": Bug(
         "264 or 384 sequences where 256 were set",
-        (("config.py", "            raise error\n        return self.sequences_per_step // (self.micro_batch * batch_ranks)",
-          "            pass\n        return -(-self.sequences_per_step // (self.micro_batch * batch_ranks))"),),
+        (("config.py", "        raise_all(batch_errors(*batch, parallel.schedule, parallel.pp, per_sample=self._per_sample))\n"
+          "        return self.sequences_per_step // (self.micro_batch * batch_ranks)",
+          "        return -(-self.sequences_per_step // (self.micro_batch * batch_ranks))"),),
         mistake="batch_rounded_up",
     ),
     "a tie counted twice": Bug(

@@ -45,6 +45,9 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
             del source["bad_rows"]["report"]
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
+            for held in (source, source["filters"] or {}):  # so that a setting of a later version changes none of these
+                for key in [name for name, value in held.items() if value is None]:
+                    del held[key]
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
     return found
 
