@@ -16,6 +16,7 @@ from windlass.safe_text import without_secrets
 
 CHAT_VERSION = 7  # the same for sources of chat and pairs alone
 ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
+WHERE = ("path", "hub", "builtin")  # a source has one of these, and readers ask which
 
 
 def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
             for held in (source, source["filters"] or {}):  # so that a setting of a later version changes none of these
-                for key in [name for name, value in held.items() if value is None]:
+                for key in [name for name, value in held.items() if value is None and name not in WHERE]:
                     del held[key]
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
     return found
