@@ -60,7 +60,8 @@ PAIRS: Final[dict[str, str | dict[str, Any]]] = {
         "rejected": "rejected_response",
     },
 }
-"""`rows` of pairs by what axolotl calls them behind chatml. or llama3. (preference: of any tool, as ours)."""
+"""`rows` of a source of pairs by axolotl's type, without `chatml.` or `llama3.`; "" where rows are as ours. `preference` is the
+kind that readers of other tools' files give to rows like ours."""
 
 
 @dataclass
@@ -204,7 +205,7 @@ def _shape(rows: Rows) -> str | dict[str, Any] | None:
 
 
 def _pair_shape(rows: Rows) -> str | dict[str, Any] | None:
-    """`rows` of a source of pairs, as `_shape`. `names` may rename the two answers alone."""
+    """`rows` of a source of pairs, as `_shape`; `rows.names` may rename only the two answers."""
     if rows.kind == "alpaca pairs":
         shape: str | dict[str, Any] = rows.names if "prompt" in rows.names else "alpaca"
     elif rows.kind in ("sharegpt pairs", "chat_template", "chat_template.default"):

@@ -16,7 +16,11 @@ from windlass.safe_text import without_secrets
 
 CHAT_VERSION = 7  # the same for sources of chat and pairs alone
 ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
-WHERE = ("path", "hub", "builtin")  # a source has one of these, and readers ask which
+WHERE = (
+    "path",
+    "hub",
+    "builtin",
+)  # a source has one of these; the other two stay null, since readers ask for all three
 
 
 def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:

@@ -19,8 +19,13 @@ from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools,
 from windlass.data.sources.row_shapes import BESIDE, check_beside
 from windlass.errors import UserError
 
-QUESTIONS: Final = ("instruction", "question", "query", "input", "conversations", "messages")
-"""Keys that other tools' pairs have their prompt under."""
+QUESTIONS: Final = {
+    "conversations": "sharegpt",
+    "instruction": "alpaca",
+    "messages": "messages",
+    **{key: f"{{prompt: {key}}}" for key in ("question", "query", "input")},
+}
+"""Keys under which other tools' pairs have their prompt, and the `rows` that read it."""
 PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools", *QUESTIONS, *BESIDE)
 RULE: Final = (
     "a row of preferences holds `chosen` and `rejected`, and perhaps `prompt`: texts, or lists of {role, content}"
@@ -49,17 +54,15 @@ def pair_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def _check_question(row: Mapping[str, Any], where: str) -> None:
-    """Raises BadRow where answers begin with no prompt, and a key that is not read looks like one."""
+    """Raises BadRow where the answers do not begin with a prompt and a key that nothing reads looks like one."""
     key = next((key for key in QUESTIONS if row.get(key)), None)
     answer = row["chosen"]
     first = answer[0] if isinstance(answer, list) and answer else None
     is_whole = isinstance(first, Mapping) and first.get("role") != ASSISTANT
     if key is None or row.get("prompt") is not None or is_whole:
         return
-    shape = "sharegpt" if key == "conversations" else "alpaca" if key == "instruction" else f"{{prompt: {key}}}"
-    shape = "messages" if key == "messages" else shape
     rule = "the prompt of a pair is `prompt`, or what both answers begin with"
-    change = f"set `rows: {shape}` of the source; or `rows: {{chosen: chosen}}`, which leaves `{key}` out"
+    change = f"set `rows: {QUESTIONS[key]}` of the source; or `rows: {{chosen: chosen}}`, which leaves `{key}` out"
     raise BadRow("unknown key", f"{where} has the key `{key}`, and no `prompt`", rule, change)
 
 

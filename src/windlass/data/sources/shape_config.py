@@ -69,7 +69,7 @@ class RowsConfig(Settings):
             yield ValueError(f"`{of_list[0]}` needs `messages` beside it")
 
     def errors_of_chat(self) -> Iterator[ValueError]:
-        """What no conversation can be read by."""
+        """Names by which no conversation can be read."""
         answers = [name for name in ("chosen", "rejected") if getattr(self, name) is not None]
         columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
         if answers:
@@ -84,7 +84,7 @@ class RowsConfig(Settings):
             )
 
     def errors_of_pairs(self) -> Iterator[ValueError]:
-        """What no pair can be read by."""
+        """Names by which no pair can be read."""
         if self.completion is not None:
             yield ValueError(
                 "`completion` of `rows` is an answer of `format: chat`; a pair has `chosen` and `rejected`: name those"
