@@ -92,7 +92,7 @@ def measure(directory: Path, rows: list[str], num_turns: int, *, is_fast: bool) 
     template = encoder._template
     before = template.num_rendered, template.chars_rendered
     start_s = time.process_time()
-    num_ids = sum(len(encoder(batch)) for batch in batches(rows))
+    num_ids = sum(len(encoder(batch).ids) for batch in batches(rows))
     cpu_s = time.process_time() - start_s
     num_bytes, num_chars = sum(len(row.encode()) for row in rows), sum(map(len, rows))
     return {

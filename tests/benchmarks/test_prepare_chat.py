@@ -20,6 +20,20 @@ def test_the_design_gives_the_shares_that_were_measured():
     assert f"without that {in_words('parent_share_less_fixed')} (" in page
 
 
+def test_the_page_gives_the_rates_that_were_measured_and_each_is_what_is_wanted():
+    results, page = json.loads(script.RESULTS.read_text()), (DOCS / "howto" / "prepare-data.md").read_text("utf-8")
+    for name in script.TEMPLATES:
+        fast, slow = (
+            [results[f"{name}, {turns} turns, {way}"]["mb_per_cpu_s"] for turns in script.TURNS]
+            for way in ("tiktoken", "tokenizers")
+        )
+        cells = [f"{one:.1f} ({other:.1f})" for one, other in zip(fast, slow, strict=True)]
+        assert f"| {name} | {' | '.join(cells)} | " in page
+        assert min(fast) >= script.WANTED_MB
+    least = min(row["tokens"] for row in results.values() if isinstance(row, dict) and "tokens" in row)
+    assert least > 100_000, "ids are counted, not the fields of what the encoder returns"
+
+
 def test_less_what_is_fixed_the_parent_does_three_percent_at_most():
     assert max(row["parent_share_less_fixed"] for row in PARENT.values()) <= 0.03
 

@@ -132,13 +132,13 @@ def test_the_end_of_a_cut_document_is_always_learned(length):
 def test_isolation_says_where_documents_begin_and_takes_targets_across_borders_away():
     ids = np.array([[EOS, 1, 2, EOS, 3, EOS, EOS, 4], [9, 1, 2, 3, 4, 5, 6, EOS]], np.int32)
     assert packing.most_documents(ids == EOS, ids) == 4
-    documents, targets = isolate(ids == EOS, ids, 5)
+    documents, targets = isolate(ids == EOS, ids[:, 1:], 5)
     assert documents.tolist() == [[0, 1, 4, 6, 7], [0, 7, 7, 7, 7]]
     assert targets.tolist() == [[-100, 2, EOS, -100, EOS, -100, -100], [1, 2, 3, 4, 5, 6, EOS]]
-    assert isolate(ids == EOS, ids, 9)[0].tolist() == [[0, 1, 4, 6, 7, 7, 7, 7, 7], [0, *[7] * 8]]
+    assert isolate(ids == EOS, ids[:, 1:], 9)[0].tolist() == [[0, 1, 4, 6, 7, 7, 7, 7, 7], [0, *[7] * 8]]
     labels = ids.copy()
     labels[:, 2] = -100
-    assert isolate(ids == EOS, labels, 5)[1][:, 1].tolist() == [-100, -100], (
+    assert isolate(ids == EOS, labels[:, 1:], 5)[1][:, 1].tolist() == [-100, -100], (
         "what did not count before does not count now"
     )
 
@@ -146,5 +146,5 @@ def test_isolation_says_where_documents_begin_and_takes_targets_across_borders_a
 def test_what_fills_a_sample_up_is_no_document():
     ids, labels = samples_of(corpus([3, 4, 2]), [], 20)
     assert packing.most_documents(ids == EOS, labels) == 4  # the first EOS, and three
-    documents, targets = isolate(ids == EOS, labels, 4)
+    documents, targets = isolate(ids == EOS, labels[:, 1:], 4)
     assert documents.tolist() == [[0, 1, 4, 8]] and (targets[0] != -100).sum() == 9 - 3

@@ -186,30 +186,30 @@ def samples_of_pieces(
     return input_ids, labels
 
 
-def isolate(ends_BS: np.ndarray, labels_BS: np.ndarray, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """(documents [B, M], targets [B, T]) of samples [B, T+1]: where documents begin, rising, filled up with T; and the labels
-    shifted by one with those across a border taken away. A document's EOS is its own, and the first token of none is a
-    target. ends_BS: whether each id is the EOS of a document, bool. M = `max_documents`."""
+def isolate(ends_BS: np.ndarray, targets_BT: np.ndarray, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """(documents [B, M], targets [B, T]) of samples [B, T+1]: where documents begin, rising, filled up with T; and the targets
+    without those across a border. A document's EOS is its own, and the first token of none is a target. ends_BS: whether each
+    id is the EOS of a document, bool. M = `max_documents`."""
     num_positions = ends_BS.shape[1] - 1
-    begins_BT = _begins(ends_BS, labels_BS)
+    begins_BT = _begins(ends_BS, targets_BT)
     assert int(begins_BT.sum(1).max()) <= max_documents
     starts_BT = np.sort(np.where(begins_BT, np.arange(num_positions), num_positions), axis=1)
     fill = max(0, max_documents - num_positions)
     documents_BM = np.pad(starts_BT[:, :max_documents], ((0, 0), (0, fill)), constant_values=num_positions)
-    return documents_BM, np.where(ends_BS[:, :-1], NOT_COUNTED, labels_BS[:, 1:])
+    return documents_BM, np.where(ends_BS[:, :-1], NOT_COUNTED, targets_BT)
 
 
 def most_documents(ends_BS: np.ndarray, labels_BS: np.ndarray) -> int:
     """The most documents in one sample."""
-    return int(_begins(ends_BS, labels_BS).sum(1).max())
+    return int(_begins(ends_BS, labels_BS[:, 1:]).sum(1).max())
 
 
-def _begins(ends_BS: np.ndarray, labels_BS: np.ndarray) -> np.ndarray:
+def _begins(ends_BS: np.ndarray, targets_BT: np.ndarray) -> np.ndarray:
     """Whether a document begins at each position, [B, T] bool: at the first, and after each end. The padding after the last
     target begins none."""
     begins_BT = np.ones((len(ends_BS), ends_BS.shape[1] - 1), bool)
     begins_BT[:, 1:] = ends_BS[:, :-2]
-    is_counted_BT = labels_BS[:, 1:] != NOT_COUNTED
+    is_counted_BT = targets_BT != NOT_COUNTED
     is_used_BT = np.flip(np.maximum.accumulate(np.flip(is_counted_BT, 1), 1), 1)  # a target here or later
     is_used_BT[:, 0] = True
     return begins_BT & is_used_BT

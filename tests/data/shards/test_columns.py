@@ -119,3 +119,17 @@ def test_weights_are_stored_in_the_shards_that_have_some(tmp_path, has_ends):
             assert reader.ends(number, row).tolist() == (IDS[places.index((number, row))] % 7 == 0).tolist()
     plain = Writer(tmp_path / "plain", 33, 4096, has_ends=has_ends)
     assert reader.shard_samples[0] == plain.samples_per_shard, "the order depends on it"
+
+
+def test_samples_of_several_lengths_in_a_shard_are_refused():
+    columns = ShardColumns("<u2", "")
+    short, long = (columns.records([np.zeros((1, length), np.int32)])[0] for length in (33, 34))
+    head = 4 + 4 * 3
+    for records, message in (((short, short), None), ((short, long), "samples of several lengths")):
+        offsets = head + np.cumsum([0, *map(len, records)])
+        data = np.concatenate([np.zeros(head, np.uint8), *records])
+        if message is None:
+            assert columns.table(data, offsets, "here", "repair").ids.shape == (2, 33)
+            continue
+        with pytest.raises(BadShard, match=message):
+            columns.table(data, offsets, "here", "repair")

@@ -13,6 +13,7 @@ column one byte (ndim << 2 | w), the shape in unsigned integers of 2**w bytes, a
 
 import functools
 import itertools
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,15 +27,27 @@ NARROW_IDS: Final = 1 << 16
 TARGETS: Final = ("labels", "loss_mask", "")
 
 
-class StoredSample(NamedTuple):
-    input_ids: np.ndarray
-    """[L] int32"""
-    labels: np.ndarray
-    """[L] int32"""
+@dataclass(frozen=True, slots=True)
+class SampleTable:
+    """The samples of a shard: views of its bytes, [N, L] each."""
+
+    ids: np.ndarray
+    """int32 or uint16"""
+    target: np.ndarray | None
+    """int32 labels, or uint8 where `is_mask`; None: every id counts."""
+    is_mask: bool
     ends: np.ndarray | None
-    """Which ids end documents, [L] bool; None: every EOS does."""
     percent: np.ndarray | None
-    """How much each label weighs, [L] uint8; None: all weigh 100."""
+
+    def read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """-> (input_ids [L], labels [L]), int32; views or copies."""
+        ids = self.ids[row]
+        if ids.itemsize == 2:
+            ids = ids.astype(np.int32)
+        if self.target is None:
+            return ids, ids
+        target = self.target[row]
+        return ids, np.where(target != 0, ids, np.int32(NOT_COUNTED)) if self.is_mask else target
 
 
 class ShardColumns(NamedTuple):
@@ -73,39 +86,28 @@ class ShardColumns(NamedTuple):
             begin += size
         return records
 
-    def sample(self, sample: np.ndarray) -> "StoredSample":
-        """Of its bytes; views or copies."""
-        types = self.types
-        begin = 4 * len(types)
-        head_bytes = 1 + (1 << (int(sample[begin]) & 3))
-        num_ids = (int(sample[:4].view("<u4")[0]) - head_bytes) // types[0].itemsize
-        found = []
-        for dtype in types:
-            end = begin + head_bytes + dtype.itemsize * num_ids
-            found.append(sample[begin + head_bytes : end].view(dtype))
-            begin = end
-        ids = found[0] if self.id_type == "<i4" else found[0].astype(np.int32)
-        labels = ids if not self.target else found[1]
-        if self.target == "loss_mask":
-            labels = np.where(found[1] != 0, ids, np.int32(NOT_COUNTED))
-        percent = found.pop() if self.has_percent else None
-        return StoredSample(ids, labels, found[-1] != 0 if self.has_ends else None, percent)
-
-    def check(self, data: np.ndarray, offsets: np.ndarray, where: str, repair: str) -> None:
-        """Raises BadShard where a sample is not rows of equally many values: a right hash says only that the bytes are the
-        writer's. offsets: [N + 1]."""
-        widths_C = np.array([one.itemsize for one in self.types])
-        num_columns, sizes_N = len(widths_C), np.diff(offsets)
-        if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < num_columns * (4 + 2):
+    def table(self, data: np.ndarray, offsets: np.ndarray, where: str, repair: str) -> SampleTable:
+        """The samples in a shard's bytes. Raises BadShard where one is not rows of equally many values, as many as in the others:
+        a right hash says only that the bytes are the writer's. offsets: [N + 1]."""
+        widths = [one.itemsize for one in self.types]
+        num_columns, sizes_N, first = len(widths), np.diff(offsets), int(offsets[0])
+        if first < 4 + 4 * len(offsets) or int(sizes_N.min()) < num_columns * (4 + 2):
             raise BadShard(f"{where} has samples that overlap or are empty", "samples follow one another", repair)
-        sizes_NC = data[offsets[:-1, None] + np.arange(4 * num_columns)].view("<u4").astype(np.int64)
-        heads_N = 1 + (1 << (data[offsets[:-1] + 4 * num_columns].astype(np.int64) & 3))
-        values_NC = sizes_NC - heads_N[:, None]  # bytes of each column's values
-        is_whole = (values_NC % widths_C == 0).all() and (
-            values_NC // widths_C == values_NC[:, :1] // widths_C[0]
-        ).all()
-        if not is_whole or (4 * num_columns + sizes_NC.sum(1) != sizes_N).any():
+        if (sizes_N != sizes_N[0]).any():
+            raise BadShard(f"{where} has samples of several lengths", "those of a shard have one length", repair)
+        records_NB = data[first:].reshape(len(sizes_N), -1)
+        heads_N = 1 + (1 << (records_NB[:, 4 * num_columns].astype(np.int64) & 3))
+        sizes_NC = np.ascontiguousarray(records_NB[:, : 4 * num_columns]).view("<u4").astype(np.int64)
+        num_ids, left = divmod(int(sizes_NC[0, 0] - heads_N[0]), widths[0])
+        wanted_NC = heads_N[:, None] + num_ids * np.array(widths)
+        if left or (sizes_NC != wanted_NC).any() or 4 * num_columns + int(wanted_NC[0].sum()) != int(sizes_N[0]):
             raise BadShard(f"{where} has samples with labels of another length", "each id has one label", repair)
+        ends_C = 4 * num_columns + np.cumsum(wanted_NC[0])
+        found = [records_NB[:, end - width * num_ids : end] for end, width in zip(ends_C.tolist(), widths, strict=True)]
+        columns = [one.view(dtype) for one, dtype in zip(found, self.types, strict=True)]
+        ids, percent = columns.pop(0), columns.pop() if self.has_percent else None
+        ends = columns.pop() if self.has_ends else None
+        return SampleTable(ids, columns[0] if columns else None, self.target == "loss_mask", ends, percent)
 
 
 @functools.cache

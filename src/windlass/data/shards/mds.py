@@ -22,7 +22,7 @@ import numpy as np
 
 from windlass.data.files import write_durably
 from windlass.data.packing import WHOLE
-from windlass.data.shards.columns import StoredSample
+from windlass.data.shards.columns import SampleTable
 from windlass.data.shards.index import (
     INDEX_NAME,
     REPAIR,
@@ -229,45 +229,39 @@ class Reader:
         self.shards = self.source.shards
         self.shard_samples = [shard.num_samples for shard in self.shards]
         self.num_samples = sum(self.shard_samples)
-        self._mapped: OrderedDict[int, tuple[np.ndarray, list[int]]] = OrderedDict()
+        self._mapped: OrderedDict[int, SampleTable] = OrderedDict()
 
     def name(self, number: int) -> str:
         """The path or URL of shard `number`, for messages."""
         return f"{self.source.where}/{self.shards[number].stored.name}"
 
-    def _map(self, number: int) -> tuple[np.ndarray, list[int]]:
+    def _table(self, number: int) -> SampleTable:
+        if (found := self._mapped.get(number)) is not None:
+            self._mapped.move_to_end(number)
+            return found
         while len(self._mapped) >= self.max_mapped:
             self._mapped.popitem(last=False)
-        data = self.source.load(number)
-        self._mapped[number] = (data, _offsets(self.shards[number], data, self.name(number)).tolist())
+        self._mapped[number] = _table(self.shards[number], self.source.load(number), self.name(number))
         return self._mapped[number]
 
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32, of the mapped file or copies."""
-        sample = self._sample(number, row)
-        return sample.input_ids, sample.labels
+        return self._table(number).read(row)
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
         """Which ids of the sample end documents, [L] bool; None where that is not stored: then every EOS does."""
-        return self._sample(number, row).ends
+        ends = self._table(number).ends
+        return None if ends is None else ends[row] != 0
 
     def percent(self, number: int, row: int) -> np.ndarray | None:
         """How much each label of the sample weighs, [L] uint8; None where all weigh 100."""
-        return self._sample(number, row).percent
+        percent = self._table(number).percent
+        return None if percent is None else percent[row]
 
     @property
     def has_percent(self) -> bool:
         """Whether the labels of some shard do not all weigh 100."""
         return any(shard.columns.has_percent for shard in self.shards)
-
-    def _sample(self, number: int, row: int) -> StoredSample:
-        mapped = self._mapped.get(number)
-        if mapped is None:
-            mapped = self._map(number)
-        else:
-            self._mapped.move_to_end(number)
-        data, offsets = mapped
-        return self.shards[number].columns.sample(data[offsets[row] : offsets[row + 1]])
 
     def grow(self) -> None:
         """The source has more shards than when it was opened."""
@@ -280,13 +274,11 @@ class Reader:
                 yield self.read(number, row)
 
 
-def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
-    """The offsets of the samples in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index, or a
-    sample contradicts itself."""
+def _table(shard: Shard, data: np.ndarray, where: str) -> SampleTable:
+    """Of the bytes of a shard. Raises BadShard where the header contradicts the index, or a sample contradicts itself."""
     num_samples = int(data[:4].view("<u4")[0])
     offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
     if num_samples != shard.num_samples or len(offsets) != num_samples + 1 or int(offsets[-1]) != shard.num_bytes:
         given = f"{where} holds {num_samples} samples up to byte {int(offsets[-1])}"
         raise BadShard(given, f"index.json promises {shard.num_samples} in {shard.num_bytes} bytes", REPAIR)
-    shard.columns.check(data, offsets, where, REPAIR)
-    return offsets
+    return shard.columns.table(data, offsets, where, REPAIR)

@@ -72,23 +72,25 @@ def collate(
 
     Returns input_ids and targets, [rows, T] int64. `borders` isolates documents and adds `documents`, [rows, M] int64.
     """
-    shape, length = (samples * sequences, sequence_length + 1), sequences * (sequence_length + 1)
-    input_ids_BL, labels_BL = np.zeros(shape, np.int64), np.full(shape, NOT_COUNTED, np.int64)
-    ends_BL = np.zeros(shape, bool)
+    num_rows, length = samples * sequences, sequences * (sequence_length + 1)
+    input_ids_BT, targets_BT = (np.empty((num_rows, sequence_length), np.int64) for _ in range(2))
+    input_ids_BT[len(rows_N2) * sequences :], targets_BT[len(rows_N2) * sequences :] = 0, NOT_COUNTED
+    ends_BL = np.zeros((num_rows, sequence_length + 1), bool)
     for number, (shard, sample) in enumerate(rows_N2.tolist()):
         ids, labels = reader.read(shard, sample)
         if len(ids) != length:
             given = f"sample {sample} of {reader.name(shard)} holds {len(ids)} ids"
             raise BadShard(given, f"every sample of this set holds {length}", REPAIR)
         row = slice(number * sequences, (number + 1) * sequences)
-        input_ids_BL[row], labels_BL[row] = ids.reshape(sequences, -1), labels.reshape(sequences, -1)
+        input_ids_BT[row] = ids.reshape(sequences, -1)[:, :-1]
+        targets_BT[row] = labels.reshape(sequences, -1)[:, 1:]
         if borders is not None:
             stored = reader.ends(shard, sample)
-            ends_BL[row] = ids == borders.eos_id if stored is None else stored
-    parts = {"input_ids": input_ids_BL[:, :-1], "targets": labels_BL[:, 1:]}
+            ends_BL[row] = (ids == borders.eos_id if stored is None else stored).reshape(sequences, -1)
+    parts = {"input_ids": input_ids_BT, "targets": targets_BT}
     if borders is not None:
-        parts["documents"], parts["targets"] = isolate(ends_BL, labels_BL, borders.max_documents)
-    return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
+        parts["documents"], parts["targets"] = isolate(ends_BL, targets_BT, borders.max_documents)
+    return {name: torch.from_numpy(part) for name, part in parts.items()}
 
 
 def batches_of(
