@@ -57,3 +57,15 @@ def test_a_machine_that_starts_no_process_is_no_crash(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"no process could be started \(No such file"):
         write_in_child(tmp_path)
+
+
+def test_a_short_runs_page_needs_no_command_line_and_no_arrow(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("start", 0, {})
+    log.write("step", 1, {"loss": 2.5})
+    program = (
+        "import sys; from pathlib import Path; from windlass.report.page.write import write_report; "
+        f"write_report(Path({str(tmp_path)!r})); print({{'pyarrow', 'pandas', 'typer', 'torch'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,7 +1,8 @@
 """Step lines of events.jsonl, many at a time, as arrays: one per quantity that the page draws.
 
 A line has about 26 numbers; Python's json takes 13 s for a million lines, pyarrow's reader a third of that. pyarrow is strict
-(one type per field, no NaN), so lines that it refuses are parsed again by Python, which also names the bad line.
+(one type per field, no NaN), so lines that it refuses are parsed again by Python, which also names the bad line. It takes 0.3 s to
+load (with pandas, where that is installed), so a few lines are Python's too.
 
 A number that was not finite is a gap; so is the throughput of warm-up windows, which measure compilation.
 """
@@ -15,8 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.json
 
 from windlass.report.events import Event
 
@@ -34,9 +33,7 @@ READ: Final = (*AXES, *DRAWN, "data_wait_s", "step_s")
 STEADY: Final = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu")  # not drawn in warm-up
 MAX_NAMES: Final = 32  # of a group: more are no chart
 _LEDGER: Final = re.compile(rb', "ledger": \{[^{}]*\}')
-_SCHEMA: Final = pa.schema(
-    [*((name, pa.float64()) for name in READ), ("warm_up", pa.bool_()), ("expert_loads", pa.list_(pa.float64()))]
-)
+FEW: Final = 2000  # lines that Python has parsed before pyarrow is there
 
 
 @dataclass(frozen=True)
@@ -62,29 +59,40 @@ class Columns:
         )
 
 
-def read_columns(lines: Sequence[bytes], parse: Callable[[bytes, int], Event]) -> Columns:
-    """`lines`: whole step lines. `parse`: (line, its index) -> the event, or an error that names the line."""
-    text = _LEDGER.sub(b"", b"\n".join(lines))  # a third of a line, and not drawn
-    others = "infer" if any(name.encode() in text for name in (*GROUPS, "non_finite")) else "ignore"
-    try:
-        table = pa.json.read_json(
-            io.BytesIO(text + b"\n"),
-            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(text) + 2),
-            parse_options=pa.json.ParseOptions(explicit_schema=_SCHEMA, unexpected_field_behavior=others),
-        )
-    except pa.ArrowInvalid:
-        return columns_of([parse(line, index) for index, line in enumerate(lines)])
-    raw = {name: _floats(table.column(name)) for name in READ}
-    if table.num_rows != len(lines) or np.isnan(raw["step"]).any() or np.isnan(raw["time"]).any():
+def read_columns(lines: Sequence[bytes], parse: Callable[[bytes, int], Event], few: int = FEW) -> Columns:
+    """`lines`: whole step lines. `parse`: (line, its index) -> the event, or an error that names the line. `few`: up to so many
+    are parsed one by one."""
+    table = _read_table(lines) if len(lines) > few else None
+    raw = {} if table is None else {name: _floats(table.column(name)) for name in READ}
+    if table is None or table.num_rows != len(lines) or np.isnan(raw["step"]).any() or np.isnan(raw["time"]).any():
         return columns_of([parse(line, index) for index, line in enumerate(lines)])
     for group in set(GROUPS) & set(table.column_names):
-        if pa.types.is_struct(table.column(group).type):
+        if _is_struct(table.column(group).type):
             parts = table.column(group).combine_chunks()
             raw |= {f"{group}.{name}": _floats(parts.field(name)) for name in _numbers_of(parts.type)}
     loads = table.column("expert_loads")
     if loads.null_count < len(lines):
         raw |= _loads(loads.to_pylist())
     return _derive(raw, _flags(table.column("warm_up")), _non_finite(table))
+
+
+def _read_table(lines: Sequence[bytes]) -> Any:
+    """Arrow's table of them; None where it refuses one."""
+    import pyarrow as pa
+    import pyarrow.json
+
+    text = _LEDGER.sub(b"", b"\n".join(lines))  # a third of a line, and not drawn
+    others = "infer" if any(name.encode() in text for name in (*GROUPS, "non_finite")) else "ignore"
+    numbers = [(name, pa.float64()) for name in READ]
+    schema = pa.schema([*numbers, ("warm_up", pa.bool_()), ("expert_loads", pa.list_(pa.float64()))])
+    try:
+        return pa.json.read_json(
+            io.BytesIO(text + b"\n"),
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=len(text) + 2),
+            parse_options=pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
+        )
+    except pa.ArrowInvalid:
+        return None
 
 
 def columns_of(events: Sequence[Event]) -> Columns:
@@ -124,21 +132,24 @@ def _derive(raw: dict[str, Floats], warm_up: Flags, lost: Mapping[str, Flags]) -
 
 def _floats(column: Any) -> Floats:
     """An arrow column of numbers, NaN for null."""
-    return np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+    return np.array(column.cast("double").to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _flags(column: Any) -> Flags:
     return np.asarray(column.fill_null(False).to_numpy(), dtype=bool)
 
 
+def _is_struct(kind: Any) -> bool:
+    return str(kind).startswith("struct<")
+
+
 def _numbers_of(struct: Any) -> list[str]:
     fields = [struct.field(index) for index in range(struct.num_fields)]
-    are_numbers = [one for one in fields if pa.types.is_floating(one.type) or pa.types.is_integer(one.type)]
-    return sorted(str(one.name) for one in are_numbers)[:MAX_NAMES]
+    return sorted(str(one.name) for one in fields if str(one.type) in ("double", "int64"))[:MAX_NAMES]
 
 
 def _non_finite(table: Any) -> dict[str, Flags]:
-    if "non_finite" not in table.column_names or not pa.types.is_struct(table.column("non_finite").type):
+    if "non_finite" not in table.column_names or not _is_struct(table.column("non_finite").type):
         return {}
     named = table.column("non_finite").combine_chunks()
     fields = [named.type.field(index).name for index in range(named.type.num_fields)]
