@@ -7,6 +7,7 @@ them as secret, and the secrets of URLs, in arguments and in the diff. All of it
 ever executed or loaded.
 """
 
+import functools
 import importlib.metadata
 import platform
 import re
@@ -58,8 +59,9 @@ def redact(argv: list[str]) -> list[str]:
     return result
 
 
+@functools.cache
 def packages() -> dict[str, str]:
-    """name -> version of everything installed."""
+    """name -> version of everything installed when it is first asked for."""
     parsed = [one.metadata for one in importlib.metadata.distributions()]  # each use of `metadata` parses the file anew
     found = {str(one["Name"]): str(one["Version"]) for one in parsed if one["Name"]}
     return dict(sorted(found.items(), key=lambda pair: pair[0].lower()))

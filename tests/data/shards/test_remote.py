@@ -58,6 +58,17 @@ def published(small, s3_place, tmp_path):
     return remote_config(small[0], s3_place[0], tmp_path / "cache"), s3_place[1]
 
 
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.long)])
+def in_store(request, small, tmp_path):
+    """The same for what is above the transport: a request of the S3 server takes 60 ms of its CPU."""
+    if request.param == "s3":
+        return request.getfixturevalue("published")
+    folder = tmp_path / "objects"
+    store = Store(f"file://{folder}", 20)
+    publish(small[1].directory, store, claim(store), silent)
+    return remote_config(small[0], f"file://{folder}", tmp_path / "cache"), folder
+
+
 def loader_of(prepared, config, **changes):
     settings = {"micro_batch": 2, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 17, "consumed": 0}
     given = {**settings, "sequence_length": config.sequence_length, "shuffle_window": config.shuffle_window, **changes}
@@ -254,9 +265,9 @@ def test_a_flipped_bit_in_the_cache_is_mended_from_the_store(published, small, t
     assert all((one[0] == two[0]).all() for one, two in pairs)
 
 
-def test_a_bad_small_file_is_named(published, tmp_path):
+def test_a_bad_small_file_is_named(in_store, tmp_path):
     for number, (name, what) in enumerate(itertools.product(SMALL, ("flipped", "missing"))):
-        config = remote_config(published[0], published[0].directory, tmp_path / f"cache {number}")
+        config = remote_config(in_store[0], in_store[0].directory, tmp_path / f"cache {number}")
         store = Store(config.directory, 20)
         good = store.read(name)
         spoil(config, name, what)
@@ -268,8 +279,8 @@ def test_a_bad_small_file_is_named(published, tmp_path):
     open_prepared(config, {})
 
 
-def test_what_is_spoilt_at_the_store_is_prepared_again(published, small, tmp_path):
-    config, _ = published
+def test_what_is_spoilt_at_the_store_is_prepared_again(in_store, small, tmp_path):
+    config, _ = in_store
     spoil(config, "train/shard.00000.mds", "missing")
     said = []
     prepared = prepare(config, {}, said.append)
@@ -287,8 +298,8 @@ def test_what_is_beside_a_preparation_is_not_published(small, s3_place, tmp_path
     claim(store)
 
 
-def test_a_hostile_name_in_prepared_json_is_refused(published):
-    config, _ = published
+def test_a_hostile_name_in_prepared_json_is_refused(in_store):
+    config, _ = in_store
     good = Store(config.directory, 20).read("prepared.json")
     for name in HOSTILE:
         change_files(config, {name: "0"})
@@ -306,8 +317,8 @@ def change_files(config, changes):
     store.write("prepared.json", json.dumps(content).encode())
 
 
-def test_a_hostile_index_with_a_right_hash_is_refused(published):
-    config, _ = published
+def test_a_hostile_index_with_a_right_hash_is_refused(in_store):
+    config, _ = in_store
     store = Store(config.directory, 20)
     index = json.loads(store.read("train/index.json"))
     index["shards"][0]["column_encodings"] = ["pkl", "pkl"]
@@ -368,8 +379,8 @@ def test_a_killed_publication_is_nothing_and_the_next_one_needs_no_new_shards(sm
     assert sum(1 for _ in Reader(prepared.shards("train"))) == small[1].sets["train"].samples
 
 
-def test_the_old_preparation_goes_before_the_new_one_comes(published, small, tmp_path, monkeypatch):
-    config, folder = published
+def test_the_old_preparation_goes_before_the_new_one_comes(in_store, small, tmp_path, monkeypatch):
+    config, folder = in_store
     old = {path.name for path in objects(folder)}
     seen, removed = [], []
     write, remove = Store.write, Store.remove
