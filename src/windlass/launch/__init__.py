@@ -12,7 +12,7 @@ config      the recipe's launch block
 
 Inside:
 agent       one start of the ranks of this machine, watched, and how they failed
-spawn       their processes on one host, without torch
+spawn       starts the processes of ranks on one host, without torch
 elastic     their processes on one of several hosts, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
 volume      whether a directory is where all pods see it
