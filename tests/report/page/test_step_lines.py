@@ -76,7 +76,9 @@ def test_the_throughput_of_warm_up_is_a_gap_and_its_loss_is_not():
 
 
 def test_the_wait_is_a_share_of_the_step():
-    columns = read_columns(encoded([step_line(1, data_wait_s=0.5, step_s=2.0), step_line(2, data_wait_s=1.0)]), refuse, few=0)
+    columns = read_columns(
+        encoded([step_line(1, data_wait_s=0.5, step_s=2.0), step_line(2, data_wait_s=1.0)]), refuse, few=0
+    )
     assert columns.values["wait_share"][0] == 0.25 and math.isnan(columns.values["wait_share"][1])
 
 
@@ -111,5 +113,7 @@ def test_a_line_without_a_step_or_that_is_torn_is_named(bad, few):
 
 def test_few_lines_are_read_by_python():
     asked = []
-    read_columns(encoded([step_line(1), step_line(2)]), lambda line, index: asked.append(index) or parse(line, index), few=2)
+    read_columns(
+        encoded([step_line(1), step_line(2)]), lambda line, index: asked.append(index) or parse(line, index), few=2
+    )
     assert asked == [0, 1]

@@ -15,7 +15,7 @@ LONGEST_S: Final = 120.0  # ten times what a million lines take; a run's end wai
 
 
 def write_in_child(run_directory: Path, longest_s: float = LONGEST_S) -> None:
-    """report.html of `run_directory`, as `windlass report` writes it. Raises UserError where it is not written within `longest_s`."""
+    """report.html of `run_directory`, as by `windlass report`. Raises UserError where it is not written within `longest_s`."""
     # -P: no module of the working directory comes before those that this process has
     command = [sys.executable, "-P", "-m", "windlass.report.page.write", str(run_directory)]
     try:

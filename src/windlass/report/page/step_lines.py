@@ -1,8 +1,8 @@
 """Step lines of events.jsonl, many at a time, as arrays: one per quantity that the page draws.
 
 A line has about 26 numbers; Python's json takes 13 s for a million lines, pyarrow's reader a third of that. pyarrow is strict
-(one type per field, no NaN), so lines that it refuses are parsed again by Python, which also names the bad line. It takes 0.3 s to
-load (with pandas, where that is installed), so a few lines are Python's too.
+(one type per field, no NaN), so lines that it refuses are parsed again by Python, which also names the bad line. It takes 0.3 s
+to load (with pandas, where that is installed), so a few lines are Python's too.
 
 A number that was not finite is a gap; so is the throughput of warm-up windows, which measure compilation.
 """
