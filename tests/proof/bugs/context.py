@@ -106,7 +106,7 @@ CONTEXT_BUGS = {
     ),
     "targets across the border of two documents count": Bug(
         "a reviewer: the reference run took its rows from the same code",
-        ((PACKING, "np.where(ends_BS[:, :-1], NOT_COUNTED, labels_BS[:, 1:])", "labels_BS[:, 1:]"),),
+        ((PACKING, "np.where(ends_BS[:, :-1], NOT_COUNTED, targets_BT)", "targets_BT"),),
         verify=Seen(TP2, "samples", "targets over the ranks are not the global batch's"),
     ),
     "documents begin one token late": Bug(

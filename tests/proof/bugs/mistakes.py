@@ -9,8 +9,8 @@ FLOPS, SCHEDULE = "model/flops.py", "optim/schedule.py"
 MISTAKES = {
     "labels shifted twice": Bug(
         "learned the token after next",
-        (("data/stream/collate.py", '"targets": labels_BL[:, 1:]}',
-          '"targets": np.pad(labels_BL[:, 2:], ((0, 0), (0, 1)), constant_values=NOT_COUNTED)}'),),
+        (("data/stream/collate.py", '"targets": targets_BT}',
+          '"targets": np.pad(targets_BT[:, 1:], ((0, 0), (0, 1)), constant_values=NOT_COUNTED)}'),),
         mistake="labels_shifted_twice",
     ),
     "data split twice": Bug(
