@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "objectives": ("model", "model.head", "parallel"),
     "adapters": ("model", "model.lora", "ranks"),
     "training": ("training.parts", "training.sizing", *BELOW_TRAINING),
-    "training.parts": ("training", "training.sizing", *BELOW_TRAINING),
+    "training.parts": ("training", *BELOW_TRAINING),
     "training.sizing": ("training", "training.parts", *BELOW_TRAINING),
     "commands": ("training", "training.parts", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
@@ -288,7 +288,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "run_directory",
         "left_open",
     ),
-    "training.parts": ("open_data", "open_program", "open_recorder", "own_parts", "reference_scores"),
+    "training.parts": ("open_data", "open_program", "open_recorder", "device_memory", "own_parts", "reference_scores"),
     "training.sizing": ("choose_sizes", "out_of_memory", "probe", "compiled"),
 }
 TORCH_FREE = (

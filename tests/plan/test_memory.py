@@ -19,8 +19,8 @@ from windlass.plan.memory import RankMemory
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.masters import has_masters
 from windlass.precision.policy import precision_of
+from windlass.training.parts.device_memory import local_bytes
 from windlass.training.parts.open_program import storage_of
-from windlass.training.sizing.out_of_memory import local_bytes
 
 ROOMY = MODEL | {
     "hidden_size": 64,

@@ -11,8 +11,8 @@ from windlass.runtime import start_runtime
 from windlass.status import is_locked
 from windlass.training.left_open import with_steps
 from windlass.training.model_plan import shape_of
+from windlass.training.parts.device_memory import room_of
 from windlass.training.resolve import resolve
-from windlass.training.sizing.probe import room_of
 
 
 @pytest.fixture(scope="module")

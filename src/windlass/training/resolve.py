@@ -15,10 +15,10 @@ from windlass.training.base_model import complete_adapter
 from windlass.training.drift import begun, check_hosts, check_ranks
 from windlass.training.left_open import check_policy, choose_policy, keep_choices, with_steps
 from windlass.training.model_plan import ModelPlan, plan_model
+from windlass.training.parts.device_memory import FindRoom
 from windlass.training.preflight import check_data, make_ready_once
 from windlass.training.run_directory import open_directory
 from windlass.training.sizing.choose_sizes import choose_sizes
-from windlass.training.sizing.probe import FindRoom
 
 
 class Resolved(NamedTuple):

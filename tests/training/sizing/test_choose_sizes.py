@@ -17,9 +17,9 @@ from windlass.training import assemble as page
 from windlass.training.assemble import assemble
 from windlass.training.drift import newest_trainer_state
 from windlass.training.loop import train
+from windlass.training.parts.device_memory import Room
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.sizing import choose_sizes as choices
-from windlass.training.sizing.probe import Room
 
 GIB = 1 << 30
 

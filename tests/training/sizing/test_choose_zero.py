@@ -18,8 +18,8 @@ from windlass.optim.rules import NO_RULES
 from windlass.parallel.activations import RecomputePlan
 from windlass.training.drift import newest_trainer_state
 from windlass.training.model_plan import ModelPlan
+from windlass.training.parts.device_memory import Room
 from windlass.training.sizing import choose_zero
-from windlass.training.sizing.probe import Room
 from windlass.units import GIB
 
 

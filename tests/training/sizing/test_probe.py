@@ -13,7 +13,8 @@ from windlass.plan.sizes import StepSize
 from windlass.runtime import start_runtime
 from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
-from windlass.training.sizing.probe import Room, _step, fits, room_of
+from windlass.training.parts.device_memory import Room
+from windlass.training.sizing.probe import _step, fits
 
 
 def planned(config, runtime):
@@ -79,8 +80,3 @@ def test_another_error_than_out_of_memory_is_none_of_a_trial(base):
             StepSize(2, "none"),
             Room(1, broken),
         )
-
-
-def test_a_cpu_has_no_room():
-    with start_runtime() as runtime:
-        assert room_of(runtime) is None

@@ -16,7 +16,7 @@ from windlass.report.events import EventLog, first_validations
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan
-from windlass.training.sizing.out_of_memory import MemoryParts, standing_bytes
+from windlass.training.parts.device_memory import MemoryParts, standing_bytes
 
 
 def open_console(config: RunConfig, runtime: Runtime) -> Console:

@@ -13,7 +13,7 @@ from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective, objective_of
 from windlass.optim.schedule import learning_rate
 from windlass.report.sinks.sink import Sink
-from windlass.training.sizing.probe import FindRoom, room_of
+from windlass.training.parts.device_memory import FindRoom, room_of
 
 SINKS: Final = (
     "a list of objects with numbers(), flush() and close(); tensorboard, wandb and trackio are names in report.sinks"

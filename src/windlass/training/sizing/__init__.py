@@ -1,7 +1,7 @@
 """Micro-batch, ZeRO, recomputation and compile, where the recipe leaves them open; and what to change where they do not fit.
 
 choose_sizes   by the checkpoint's choice, or by what fits
-out_of_memory  what fills a device, by kind; where that is too much, what each change to the recipe frees
+out_of_memory  what to change where a device has run out of memory, and what each change frees
 probe          one size tried for real: a step of a copy of the model, on every rank for itself
 compiled       compiled kernels whose threads race: looked at after the first step
 

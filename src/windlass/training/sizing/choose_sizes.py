@@ -15,10 +15,11 @@ from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_t
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
+from windlass.training.parts.device_memory import FindRoom, Room
 from windlass.training.parts.open_program import can_compile
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
-from windlass.training.sizing.probe import FindRoom, Room, fits
+from windlass.training.sizing.probe import fits
 from windlass.units import format_bytes
 
 OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")

@@ -13,8 +13,8 @@ from windlass.plan.sizes import StepSize, micro_batches, total_bytes
 from windlass.plan.zero import choose_stage, exact_stages
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan
+from windlass.training.parts.device_memory import Room
 from windlass.training.sizing.host_memory import available_bytes
-from windlass.training.sizing.probe import Room
 from windlass.units import format_bytes
 
 OF_HOST: Final = 0.5

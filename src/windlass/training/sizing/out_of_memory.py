@@ -1,4 +1,4 @@
-"""What fills a device, by kind: in step lines, and where it has run out of memory, with what each change to the recipe frees.
+"""What fills a device that has run out of memory, by kind, with what each change to the recipe frees.
 
 Parameters, gradients and optimizer states are counted from the tensors that are there. The rest of the peak is what a step needs
 beside them: activations, the gathered weights of a layer, buffers of collectives, and on a CPU the process itself. It grows with
@@ -16,17 +16,15 @@ import torch
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.lora.adapter import BLOCK
-from windlass.optim.optimizer import Optimizer
 from windlass.parallel.activations import Kept
 from windlass.parallel.config import MeshLayout, ParallelConfig
-from windlass.parallel.program import Program
-from windlass.parallel.records import Record, local_part
+from windlass.parallel.records import Record
 from windlass.runtime import Runtime
+from windlass.training.parts.device_memory import local_bytes
 from windlass.units import format_bytes
 
 # of the allocators of CUDA and of the CPU, of the driver, and of cuBLAS
 PHRASES: Final = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-KINDS: Final = ("parameters", "gradients", "states")
 ASKED: Final = re.compile(r"ried to allocate ([\d.]+ \w+)")
 NAMED: Final = 4
 """Changes in a message."""
@@ -142,17 +140,6 @@ def _by_cutting(held: DeviceBytes, config: ParallelConfig, layout: MeshLayout) -
     return {f"parallel.zero=3 with parallel.shard={ranks} frees": whole * (1 - 1 / ranks)}
 
 
-def gradient_bytes(parameter: torch.Tensor) -> int:
-    """Of this rank's part of its gradient, once there is one."""
-    return local_bytes(parameter) // parameter.element_size() * (parameter.grad_dtype or parameter.dtype).itemsize
-
-
-def local_bytes(tensor: torch.Tensor) -> int:
-    """Of this rank's part."""
-    local = local_part(tensor)
-    return int(local.numel() * local.element_size())
-
-
 def no_room(config: RunConfig, runtime: Runtime, error: BaseException) -> UserError:
     """A model that does not fit before its first step."""
     cut = "parallel.shard over more ranks (zero 3)"
@@ -162,36 +149,3 @@ def no_room(config: RunConfig, runtime: Runtime, error: BaseException) -> UserEr
         "a rank's part of parameters and optimizer states fits into the memory of its device",
         f"cut it smaller: {cut}, parallel.tp, parallel.pp{base}; or take a smaller model",
     )
-
-
-def standing_bytes(program: Program, optimizer: Optimizer, device: torch.device) -> tuple[int, ...]:
-    """Of KINDS, what `device` keeps between a backward and the update."""
-    here = [record for record in program.records() if record.tensor.device.type == device.type]
-    parameters = [one for record in here for one in (record.tensor, record.copy) if one is not None]
-    trained = [record.tensor for record in here if record.tensor.requires_grad]
-    kept = [state for state in optimizer.state_tensors().values() if state.device.type == device.type]
-    return sum(map(local_bytes, parameters)), sum(map(gradient_bytes, trained)), sum(map(local_bytes, kept))
-
-
-class MemoryParts:
-    """What fills the memory of the largest rank, for step lines: KINDS, then what a step needs beside them (on a CPU with the
-    process), and on CUDA what torch's allocator holds beyond its peak. KINDS are counted once, after the first step, on the rank
-    whose peak is largest then: they do not change, so a line costs at most one number that is sent. All but the cache add up to
-    the peak."""
-
-    def __init__(self, runtime: Runtime, standing: Callable[[], tuple[int, ...]]):
-        self._runtime, self._standing = runtime, standing
-        self._largest: tuple[int, ...] | None = None
-        self._is_cuda = runtime.device.type == "cuda"
-
-    def of(self, peak: float) -> dict[str, int]:
-        """`peak`: bytes of the rank with the most. Collective, on logging steps."""
-        if self._largest is None:
-            own = (int(self._runtime.memory_bytes()), *self._standing())
-            self._largest = max(self._runtime.gathered(own))[1:]
-        rest = max(0, int(peak) - sum(self._largest))
-        parts = {**dict(zip(KINDS, self._largest, strict=True)), "activations" if self._is_cuda else "process": rest}
-        if self._is_cuda:
-            reserved = torch.cuda.max_memory_reserved(self._runtime.device) - self._runtime.memory_bytes()
-            parts["cache"] = int(self._runtime.max_over_ranks(reserved))
-        return parts

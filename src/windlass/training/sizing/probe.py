@@ -12,9 +12,6 @@ Not in the trial: what NCCL allocates for itself, and the batches of validation,
 """
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
 
 import torch
 
@@ -25,36 +22,9 @@ from windlass.parallel.mesh import Mesh
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan
+from windlass.training.parts.device_memory import Room
 from windlass.training.parts.open_program import open_program
 from windlass.training.sizing.out_of_memory import is_out_of_memory
-
-HEADROOM: Final = 0.06
-"""Share of a device that is left free: NCCL's buffers, holes of the allocator. One H200 without NCCL: the allocator held 0.02 to
-3 GiB more than was allocated at the peak, of 62 to 127 (gpu-headline.json)."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """A device's memory, as the choice of sizes sees it."""
-
-    limit_bytes: int
-    """What a step may take at its peak; equal on all ranks."""
-    peak: Callable[[StepSize], int]
-    """Called after a trial of a size: the bytes that it took at its peak. Raises torch.OutOfMemoryError where it did not fit."""
-
-
-FindRoom = Callable[[Runtime], Room | None]
-"""None: sizes are not chosen by memory. Collective."""
-
-
-def room_of(runtime: Runtime) -> Room | None:
-    """The smallest of all ranks' GPUs; None on CPUs, whose memory is the host's. Collective."""
-    if runtime.device.type != "cuda":
-        return None
-    free, _ = torch.cuda.mem_get_info(runtime.device)
-    there = free + torch.cuda.memory_reserved(runtime.device)
-    least = -runtime.max_over_ranks(-float(there))
-    return Room(int(least * (1 - HEADROOM)), lambda _size: int(runtime.memory_bytes()))
 
 
 def fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:
