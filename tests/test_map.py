@@ -289,7 +289,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "left_open",
     ),
     "training.parts": ("open_data", "open_program", "open_recorder", "device_memory", "own_parts", "reference_scores"),
-    "training.sizing": ("choose_sizes", "out_of_memory", "probe", "compiled"),
+    "training.sizing": ("choose_sizes", "out_of_memory", "compiled"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),

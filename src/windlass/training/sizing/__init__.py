@@ -2,11 +2,11 @@
 
 choose_sizes   by the checkpoint's choice, or by what fits
 out_of_memory  what to change where a device has run out of memory, and what each change frees
-probe          one size tried for real: a step of a copy of the model, on every rank for itself
 compiled       compiled kernels whose threads race: looked at after the first step
 
 Inside:
 
+probe          one size tried for real: a step of a copy of the model, on every rank for itself
 choose_zero    the stage of ZeRO among the choices; and a word where ranks on CPUs cut what fits whole
 host_memory    what a host has left for its ranks (no torch)
 """
