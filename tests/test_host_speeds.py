@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from windlass import host_speeds
-from windlass.host_speeds import HostSpeeds, measure, rounds
+from windlass.errors import UserError
+from windlass.host_speeds import HostSpeeds, check_hosts, measure, rounds
+from windlass.runtime import start_runtime
 
 MIB = 2**20
 
@@ -133,3 +135,29 @@ def test_every_rank_measures_the_same_between_all_neighbours(ranks, names, pairs
 
 def test_one_host_measures_nothing(ranks):
     assert ranks.run(2, on_hosts, "aa") == [None, None]
+
+
+def compare_hosts(streams, ahead_s):
+    """On a rank: what is found where each reads its own of `streams`, and its clock is ahead by its own of `ahead_s`."""
+    runtime = start_runtime()
+    now_s, host = 1e9 + ahead_s[runtime.rank], f"host{runtime.rank}"
+    try:
+        clock = mock.patch.object(host_speeds, "time", SimpleNamespace(time=lambda: now_s))
+        unmeasured = mock.patch.object(host_speeds, "measure", lambda _: None)
+        with clock, unmeasured, mock.patch.object(socket, "gethostname", lambda: host):
+            return check_hosts(streams[runtime.rank], runtime)
+    except UserError as error:
+        return error.given
+    finally:
+        runtime.close()
+
+
+def test_hosts_with_other_data_are_refused_and_a_clock_that_differs_is_named(ranks):
+    assert ranks.run(2, compare_hosts, ["abc", "abc"], [0, 0.2]) == [[], []]
+    refused = "rank 1 on host1 reads the data abd, rank 0 on host0 reads abc"
+    assert ranks.run(2, compare_hosts, ["abc", "abd"], [0, 40]) == [refused] * 2
+    for ahead_s, words in ((40, "40 s ahead of the others"), (-40, None)):
+        (said,), again = ranks.run(2, compare_hosts, ["abc", "abc"], [0, ahead_s])
+        assert [said] == again and said.startswith(f"the clock of host{int(ahead_s > 0)} is {words or '40 s ahead of'}")
+    (said,), *others = ranks.run(4, compare_hosts, ["abc"] * 4, [0, 0, -40, 0])
+    assert others == [[said]] * 3 and said.startswith("the clock of host2 is 40 s behind the others")

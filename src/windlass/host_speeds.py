@@ -7,6 +7,8 @@ one before and the one behind it: a host that is slow to both is slow itself. Ev
 a second: of a small sum most is latency, so its speed says little of a large one's. The pairs exchange as much as the last sum,
 and those that share no host measure at once, so the number of hosts hardly counts. By the clock of a simulated network it takes
 less than ten seconds with 2 to 2,048 hosts and 1 Mbit/s to 400 Gbit/s (tests/test_host_speeds.py).
+
+Whether the hosts read the same data, and whether their clocks agree, is asked with it (`check_hosts`).
 """
 
 import statistics
@@ -18,6 +20,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from windlass.errors import UserError
 from windlass.runtime import Runtime
 from windlass.units import format_bytes
 
@@ -28,6 +31,7 @@ GROWTH: Final = 4  # of a sum over the one before
 SLOW: Final = 2.0  # times slower than the others: less is what a neighbour on a switch costs
 ROWS: Final = 512  # of the matrix that each rank multiplies
 REPEATS: Final = 5
+CLOCKS_S: Final = 1.0
 Pair = tuple[str, str]
 
 
@@ -66,6 +70,32 @@ class HostSpeeds:
                     "every step waits for it: look for another process there, a clock that is held down, or fewer threads"
                 )
         return found
+
+
+def check_hosts(stream: str, runtime: Runtime) -> list[str]:
+    """Sentences on hosts whose clock differs by more than CLOCKS_S from the middle one of all ranks, on how fast hosts reach each
+    other, and on slow ones. Raises UserError, on all ranks alike, where a rank reads other data than rank 0 (`stream`:
+    Prepared.stream). Collective."""
+    if runtime.world == 1:
+        return []
+    hosts = runtime.hosts()  # all leave this together; what they read next is read within milliseconds
+    facts = runtime.gathered((stream, time.time()))
+    other = next((rank for rank, (found, _) in enumerate(facts) if found != facts[0][0]), None)
+    if other is not None:
+        raise UserError(
+            f"rank {other} on {hosts[other]} reads the data {facts[other][0]}, rank 0 on {hosts[0]} reads {facts[0][0]}",
+            "all ranks of a run read the same prepared data",
+            "set data.directory to a path on storage that every host mounts, or copy the same data to each",
+        )
+    middle_s = statistics.median_low(now_s for _, now_s in facts)
+    off_s = {host: now_s - middle_s for host, (_, now_s) in zip(hosts, facts) if abs(now_s - middle_s) > CLOCKS_S}
+    clocks = [
+        f"the clock of {host} is {abs(one):.0f} s {'ahead of' if one > 0 else 'behind'} the others: times of events.jsonl are "
+        "wrong by as much, and hosts whose clocks differ by 30 s take each other for dead; set it by NTP"
+        for host, one in off_s.items()
+    ]
+    speeds = measure(runtime)
+    return clocks if speeds is None else [*clocks, speeds.describe(), *speeds.slow_hosts()]
 
 
 def measure(runtime: Runtime) -> HostSpeeds | None:

@@ -20,6 +20,7 @@ from windlass.commands.generate import Sampling, generate
 from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.model.lora.linear import merge
+from windlass.training.drift import check_drift
 from windlass.training.loop import train
 from windlass.training.open_saved import open_saved, read_trainer_state
 
@@ -28,6 +29,9 @@ ADAPTERS = {
     "nf4": {"kind": "lora", "rank": 4, "alpha": 8, "base": "nf4"},
     "some": {"kind": "lora", "rank": 2, "alpha": 8, "targets": ["q_proj", "down_proj"], "also_train": ["*norm*"]},
 }
+
+
+FP32 = {"policy": "fp32"}  # what `auto` is on a CPU, as the checkpoints name it
 
 
 @pytest.fixture(scope="module")
@@ -413,3 +417,33 @@ def test_nf4_needs_rows_of_whole_blocks(base, tmp_path):
     narrow = tiny.write_base(tmp_path / "narrow", hidden_size=40)
     message = refusal(train, recipe(tmp_path, narrow, "nf4"))
     assert "adapter.base=nf4 for matrices of 40 inputs" in message and "adapter.base=plain" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        (
+            {"kind": "none"},
+            "adapter.kind: lora in the checkpoint, none now; adapter.rank: 4 in the checkpoint, 16 now; adapter.alpha",
+        ),
+        ({**ADAPTERS["lora"], "rank": 2}, "adapter.rank: 4 in the checkpoint, 2 now"),
+        ({**ADAPTERS["lora"], "targets": ["q_proj"]}, "adapter.targets: all-linear in the checkpoint, ['q_proj'] now"),
+        ({**ADAPTERS["lora"], "also_train": ["*norm*"]}, "adapter.also_train: [] in the checkpoint, ['*norm*'] now"),
+    ],
+)
+def test_what_decides_which_tensors_there_are_cannot_be_accepted(runs, base, given, listed):
+    accepted = {"accept_drift": [f"adapter.{key}" for key in ("kind", "rank", "alpha", "targets", "also_train")]}
+    state = read_trainer_state(runs / "lora" / "checkpoints" / f"step-{tiny.STEPS:08d}")
+    for run in ({}, accepted):
+        with pytest.raises(UserError) as caught:
+            check_drift(state, recipe(runs, base, "lora", "lora", adapter=given, run=run, precision=FP32), None)
+        assert caught.value.given.startswith(listed) and caught.value.rule.startswith("a run keeps its adapter")
+        assert "accept_drift" not in caught.value.change
+        assert f"windlass export {runs / 'lora'} TARGET --merge, then model.from=TARGET" in caught.value.change
+
+
+def test_of_an_adapter_what_changes_no_tensor_may_be_accepted(runs, base):
+    state = read_trainer_state(runs / "lora" / "checkpoints" / f"step-{tiny.STEPS:08d}")
+    with pytest.raises(UserError, match=r"'run.accept_drift=\[adapter.alpha, optim.learning_rate\]'"):
+        changed = {"adapter": {**ADAPTERS["lora"], "alpha": 16}, "optim": {"learning_rate": 1e-3}, "precision": FP32}
+        check_drift(state, recipe(runs, base, "lora", "lora", **changed), None)

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import socket
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -14,7 +13,7 @@ from windlass.config import check_recipe
 from windlass.errors import SeveralErrors, UserError
 from windlass.runtime import start_runtime
 from windlass.training import drift
-from windlass.training.drift import begun, check_drift, check_hosts, check_ranks, newest_trainer_state, stream_to_keep
+from windlass.training.drift import begun, check_drift, check_ranks, newest_trainer_state, stream_to_keep
 
 
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
@@ -115,29 +114,3 @@ def test_of_sources_the_settings_that_differ_are_shown():
     assert str(found) == (
         "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a'}, {'path': 'b', 'too_long': 'drop'}] now"
     )
-
-
-def compare_hosts(streams, ahead_s):
-    """On a rank: what is found where each reads its own of `streams`, and its clock is ahead by its own of `ahead_s`."""
-    runtime = start_runtime()
-    now_s, host = 1e9 + ahead_s[runtime.rank], f"host{runtime.rank}"
-    try:
-        clock = mock.patch.object(drift, "time", SimpleNamespace(time=lambda: now_s))
-        unmeasured = mock.patch.object(drift, "measure", lambda _: None)  # tests/test_host_speeds.py
-        with clock, unmeasured, mock.patch.object(socket, "gethostname", lambda: host):
-            return check_hosts(streams[runtime.rank], runtime)
-    except UserError as error:
-        return error.given
-    finally:
-        runtime.close()
-
-
-def test_hosts_with_other_data_are_refused_and_a_clock_that_differs_is_named(ranks):
-    assert ranks.run(2, compare_hosts, ["abc", "abc"], [0, 0.2]) == [[], []]
-    refused = "rank 1 on host1 reads the data abd, rank 0 on host0 reads abc"
-    assert ranks.run(2, compare_hosts, ["abc", "abd"], [0, 40]) == [refused] * 2
-    for ahead_s, words in ((40, "40 s ahead of the others"), (-40, None)):
-        (said,), again = ranks.run(2, compare_hosts, ["abc", "abc"], [0, ahead_s])
-        assert [said] == again and said.startswith(f"the clock of host{int(ahead_s > 0)} is {words or '40 s ahead of'}")
-    (said,), *others = ranks.run(4, compare_hosts, ["abc"] * 4, [0, 0, -40, 0])
-    assert others == [[said]] * 3 and said.startswith("the clock of host2 is 40 s behind the others")

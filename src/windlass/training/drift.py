@@ -7,8 +7,6 @@ steps may grow: the run prints that, with what it does to the learning rate, bec
 
 import hashlib
 import json
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,7 +20,6 @@ from windlass.checkpoint.restore import candidates
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
-from windlass.host_speeds import measure
 from windlass.mistakes import check_is_recipe
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
@@ -73,7 +70,6 @@ OF_A_HOST = ("data.cache", "hub.cache")
 """Settings that may name a path of each host's own."""
 BASE_KEYS = ("model.from", "model.revision", "model.commit")
 """Where the frozen base of an adapter is: training/base_model compares the files there with those that the run began beside."""
-CLOCKS_S = 1.0
 FREE = (
     "launch",
     # steps, tokens and epochs are judged by themselves below: they move the schedule
@@ -95,6 +91,8 @@ FREE = (
     "hub",
 )
 """What may change on resume without a word: layout, micro-batch and everything that only watches."""
+TENSORS = ("adapter.kind", "adapter.rank", "adapter.targets", "adapter.also_train")
+"""Settings that decide which tensors a checkpoint holds, and their shapes."""
 
 
 def drift(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Drift]:
@@ -122,32 +120,6 @@ def check_ranks(config: RunConfig, runtime: Runtime) -> None:
         "all ranks of a run train by one recipe, with one torch and one windlass",
         "give all hosts the same recipe, overrides, variables and environment",
     )
-
-
-def check_hosts(stream: str, runtime: Runtime) -> list[str]:
-    """Sentences on hosts whose clock differs by more than CLOCKS_S from the middle one of all ranks, on how fast hosts reach each
-    other, and on slow ones. Raises UserError, on all ranks alike, where a rank reads other data than rank 0 (`stream`:
-    Prepared.stream). Collective."""
-    if runtime.world == 1:
-        return []
-    hosts = runtime.hosts()  # all leave this together; what they read next is read within milliseconds
-    facts = runtime.gathered((stream, time.time()))
-    other = next((rank for rank, (found, _) in enumerate(facts) if found != facts[0][0]), None)
-    if other is not None:
-        raise UserError(
-            f"rank {other} on {hosts[other]} reads the data {facts[other][0]}, rank 0 on {hosts[0]} reads {facts[0][0]}",
-            "all ranks of a run read the same prepared data",
-            "set data.directory to a path on storage that every host mounts, or copy the same data to each",
-        )
-    middle_s = statistics.median_low(now_s for _, now_s in facts)
-    off_s = {host: now_s - middle_s for host, (_, now_s) in zip(hosts, facts) if abs(now_s - middle_s) > CLOCKS_S}
-    clocks = [
-        f"the clock of {host} is {abs(one):.0f} s {'ahead of' if one > 0 else 'behind'} the others: times of events.jsonl are "
-        "wrong by as much, and hosts whose clocks differ by 30 s take each other for dead; set it by NTP"
-        for host, one in off_s.items()
-    ]
-    speeds = measure(runtime)
-    return clocks if speeds is None else [*clocks, speeds.describe(), *speeds.slow_hosts()]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,13 +188,15 @@ def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
 def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: list[Drift]) -> list[UserError]:
     accepted, moves = set(config.run.accept_drift), moves_of(trainer_state)
     model = [item for item in found if item.key.startswith("model.") and item.key not in moves]
+    tensors = [item for item in found if item.key in TENSORS]
+    if any(item.key == "adapter.kind" for item in tensors):  # the rest of the section comes and goes with it
+        tensors = [item for item in found if item.key.startswith("adapter.")]
     state = [item for item in found if item.key.startswith(("optim.kind", "optim.groups", "precision."))]
-    errors = list(judged(_state_errors(trainer_state, config))) if state else []
-    refused = [
-        item
-        for item in found
-        if item.key not in (*accepted, *moves) and item not in model and not (errors and item in state)
-    ]
+    errors = list(judged(_state_errors(trainer_state, config))) if state and not tensors else []
+    elsewhere = [*model, *tensors, *(state if errors else ())]
+    refused = [item for item in found if item.key not in (*accepted, *moves) and item not in elsewhere]
+    if tensors:
+        errors = [_tensor_error(trainer_state, config, tensors)]
     if model:
         error = UserError(
             "; ".join(map(str, model)),
@@ -240,6 +214,17 @@ def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: lis
             )
         )
     return errors
+
+
+def _tensor_error(trainer_state: dict[str, Any], config: RunConfig, changed: list[Drift]) -> UserError:
+    """Where the model would have other tensors than the checkpoint: that cannot be accepted."""
+    merge = " --merge" if "base" in trainer_state else ""
+    return UserError(
+        "; ".join(map(str, changed)),
+        "a run keeps its adapter: the checkpoint holds the tensors that this trains, and no others",
+        f"put the old value{'s' if len(changed) > 1 else ''} back, or begin another run.directory; to begin with the weights of "
+        f"this run: windlass export {config.run.directory} TARGET{merge}, then model.from=TARGET",
+    )
 
 
 def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[UserError]:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
+from windlass.host_speeds import check_hosts
 from windlass.runtime import Runtime
 from windlass.training.base_model import complete_adapter
-from windlass.training.drift import begun, check_hosts, check_ranks
+from windlass.training.drift import begun, check_ranks
 from windlass.training.left_open import check_policy, choose_policy, keep_choices, with_steps
 from windlass.training.model_plan import ModelPlan, plan_model
 from windlass.training.parts.device_memory import FindRoom
