@@ -77,6 +77,24 @@ def test_drift_is_named_and_refused(base, ranks, copy, section, key, value, then
     assert max(tiny.losses(copy)) == 4, "nothing was trained"
 
 
+def test_a_mistyped_path_is_no_drift(base, ranks, copy):
+    """The absent file is named, with what is near it; a source that is gone though the checkpoint names it is not."""
+    near = base / "corpas"
+    sources = [{"path": str(near)}]
+    said = refusal(ranks, again(base, copy, data={"sources": sources}))
+    assert said.startswith(f"AbsentSource: `path: {near}` matches no file") and "accept_drift" not in said
+    assert f"did you mean `{base / 'corpus'}`?" in said
+    said = refusal(ranks, again(base, copy, data={"validation": {"path": str(base / "corpus" / "0000.txt")}}))
+    assert said.startswith(f"AbsentSource: `path: {base / 'corpus' / '0000.txt'}` matches no file")
+    config = again(base, copy, optim={"learning_rate": 1e-3})
+    (base / "corpus").rename(base / "away")
+    try:
+        said = refusal(ranks, config)
+    finally:
+        (base / "away").rename(base / "corpus")
+    assert said.startswith("UserError: optim.learning_rate: 0.003 in the checkpoint, 0.001 now")
+
+
 def test_a_run_keeps_its_model_whatever_is_accepted(base, ranks, copy):
     run = {"steps": 6, "accept_drift": ["model.rope_theta", "model.hidden_size"]}
     for key, value in (("hidden_size", 48), ("rope_theta", 500.0)):

@@ -120,11 +120,12 @@ class DataConfig(Settings):
             self._cached(),
         )
 
-    def _named(self) -> list[SourceConfig]:
+    def named(self) -> list[SourceConfig]:
+        """The sources, and that of the validation set where it has one."""
         return [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
 
     def _chat(self) -> Iterator[ValueError]:
-        for source in self._named():
+        for source in self.named():
             if self.tokenizer.train is not None and source.format == "tokens":
                 yield ValueError(
                     f"`format: tokens` with `tokenizer: {{train: {self.tokenizer.train}}}`: ids that were made before "
@@ -139,7 +140,7 @@ class DataConfig(Settings):
                 return  # one mistake, of however many sources
 
     def _formats(self) -> Iterator[ValueError]:
-        named = self._named()
+        named = self.named()
         num_pairs = [source.format for source in named].count("preference")
         if 0 < num_pairs < len(named):
             yield ValueError(

@@ -5,7 +5,6 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
-from windlass.training.drift import begun, check_drift, stream_to_keep
+from windlass.training.drift import begun, check_drift, new_paths, stream_to_keep
 from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
 from windlass.training.model_plan import workload
@@ -110,13 +109,18 @@ def check_run(
 
 def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
     """Raises one UserError for all drift. The data is looked at only where something else has drifted: `prepare` looks at it
-    anyway, and refuses what is not the checkpoint's."""
+    anyway, and refuses what is not the checkpoint's. Of a changed path that matches no file it is said that it matches none."""
     try:
         check_drift(trainer_state, config, None)
     except UserError:
         stream = None
-        with contextlib.suppress(UserError):  # sources that are not here say nothing of drift
+        try:
             stream = planned(pin_tokenizer(config).data, config.evaluate.sets).stream
+        except AbsentSource as absent:  # one that the checkpoint names may be gone on purpose; another is mistyped
+            if any(f"`path: {path}`" in absent.given for path in new_paths(trainer_state, config)):
+                raise absent from None
+        except UserError:  # what cannot be planned says nothing of drift
+            pass
         check_drift(trainer_state, config, stream)
 
 
