@@ -13,7 +13,7 @@ from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.commands import checkpoints
 from windlass.commands.generate import Sampling, generate
-from windlass.errors import BadCheckpoint
+from windlass.errors import BadCheckpoint, UserError
 from windlass.training.open_saved import find_checkpoint, open_saved, read_trainer_state
 
 
@@ -113,3 +113,20 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(run, exported, tmp_pat
         (name, value), (stated, _, rest) = *fields.items(), line.partition(", and its weights are ")
         assert rest.endswith("elements in all") and stated.startswith(f"{path} states "), line
         assert stated.endswith(f"{name} {value}") or "parameters" in stated, line
+
+
+def test_a_step_that_was_saved_and_deleted_is_told_from_one_that_never_was(run, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copied / "checkpoints" / "step-00000003")
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(copied, 3)
+    error = caught.value
+    assert error.given == f"step 3 of {copied} was saved, and deleted when newer ones were there"
+    assert error.rule == (
+        "a run keeps its newest checkpoints (checkpoint.keep_last=10), those of the lowest validation loss "
+        "(checkpoint.keep_best=0) and the steps of checkpoint.keep_steps"
+    )
+    assert error.change == "choose one of: 0, 6, 9, 10; in the next run checkpoint.keep_steps=[3] keeps it"
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(copied, 4)
+    assert caught.value.rule == "only committed checkpoints can be read"

@@ -7,7 +7,7 @@ over ranks takes the first and fills what it has made.
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ from windlass.model.open_config import StoredSizes, architecture_within, read_hf
 from windlass.model.transformer import Decoder
 from windlass.parallel.build import Fill, store
 from windlass.precision.policy import uniform
+from windlass.report.events import read_events
 from windlass.safe_text import say
 from windlass.training.base_model import find_base, other_base
 
@@ -92,12 +93,25 @@ def find_checkpoint(path: Path, step: int | None) -> Path:
         return candidates(path)[0]
     steps = committed_steps(path / "checkpoints")
     if step not in steps:
-        raise UserError(
-            f"step {step} of {path}",
-            "only committed checkpoints can be read",
-            f"choose one of: {', '.join(map(str, sorted(steps))) or 'none there'}",
-        )
+        raise _no_step(path, step, steps)
     return path / "checkpoints" / step_name(step)
+
+
+def _no_step(path: Path, step: int, steps: Sequence[int]) -> UserError:
+    """Whether there was a checkpoint of `step`, and which settings say that it goes; `steps`: those that are there."""
+    given, rule = f"step {step} of {path}", "only committed checkpoints can be read"
+    change = f"choose one of: {', '.join(map(str, sorted(steps))) or 'none there'}"
+    log = path / "events.jsonl"
+    lines = read_events(log) if steps and log.is_file() else []
+    if any((line["kind"], line["step"]) == ("checkpoint", step) for line in lines):
+        keep = check_recipe(read_trainer_state(candidates(path)[0])["config"]).checkpoint
+        given += " was saved, and deleted when newer ones were there"
+        rule = (
+            f"a run keeps its newest checkpoints (checkpoint.keep_last={keep.keep_last}), those of the lowest validation loss "
+            f"(checkpoint.keep_best={keep.keep_best}) and the steps of checkpoint.keep_steps"
+        )
+        change += f"; in the next run checkpoint.keep_steps=[{step}] keeps it"
+    return UserError(given, rule, change)
 
 
 def open_reader(directory: Path, rank: int, world: int, group: dist.ProcessGroup | None) -> Checkpoints:
