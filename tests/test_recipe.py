@@ -100,7 +100,10 @@ def test_overrides_have_types_and_make_sections():
         ("=3", "section.key=value"),
         ("run..steps=3", "section.key=value"),
         ("run.steps.x=3", "`steps` holds a value, not a section"),
-        ("run.sources.0.path=x", "`sources` holds a value, not a section"),
+        ("run.sources.0.path=x", "`sources` is a list, and an override replaces all of it"),
+        ("run.sources.0.path=x", "change: give the whole list: 'run.sources=[{path: ...}]'"),
+        ("run.sources[0].path=x", "change: give the whole list: 'run.sources=[{path: ...}]'"),
+        ("run.sources.0=x", "change: give the whole list: 'run.sources=[...]'"),
         ("run.steps={", "the override `run.steps={` is not YAML"),
     ],
 )

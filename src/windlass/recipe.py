@@ -20,16 +20,14 @@ from windlass.units import format_bytes
 
 UNDER_WAY: Final = -1
 MAX_DEPTH: Final = 30
-MAX_VALUES: Final = 20_000
-"""Mixtures of hundreds of sources have some thousands."""
+MAX_VALUES: Final = 20_000  # mixtures of hundreds of sources have some thousands
 MAX_BYTES: Final = 1 << 20
 MAX_DIGITS: Final = 100  # characters of a number
 MAX_QUOTED: Final = 300  # characters of an override in a message
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SCRIPTED: Final = re.compile(r"launch\.\w+\.(environment|setup)\b")
 """What scripts and manifests hold as it is, beside resolved.yaml, checkpoints and the report."""
-UNQUOTED: Final = re.compile(r"[\s'\"<>`]")
-"""Where safe_text takes a URL to end."""
+UNQUOTED: Final = re.compile(r"[\s'\"<>`]")  # where safe_text takes a URL to end
 
 
 class _Loader(yaml.SafeLoader):
@@ -186,14 +184,18 @@ def _check_bytes(size: int, name: str) -> None:
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Sets `a.b=value` in the nested `tree`, in place; sections that are not there are made. Raises UserError."""
     path, equals, value = override.partition("=")
-    keys = path.split(".")
+    keys = path.replace("[", ".").replace("]", "").split(".")  # sources[0] as messages name it
     named = f"the override `{override[:MAX_QUOTED]}{'...' * (len(override) > MAX_QUOTED)}`"
     if not equals or not all(keys):
         raise UserError(named, "overrides have the form section.key=value", "for example run.steps=100")
-    for key in keys[:-1]:
+    for number, key in enumerate(keys[:-1], 1):
         if tree.get(key) is None:  # not there, or a section without keys
             tree[key] = {}
         tree = tree[key]
+        if isinstance(tree, list):
+            entry = f"{{{keys[-1]}: ...}}" if len(keys) > number + 1 else "..."
+            change = f"give the whole list: '{'.'.join(keys[:number])}=[{entry}]'"
+            raise UserError(named, f"`{key}` is a list, and an override replaces all of it", change)
         if not isinstance(tree, dict):
             raise UserError(named, f"`{key}` holds a value, not a section", "shorten the path")
     tree[keys[-1]] = parse_yaml(value, named)
@@ -279,9 +281,8 @@ def recipe_text(path: str | Path) -> tuple[str, str]:
     rule = "a recipe is a YAML file, or the name of one that ships with windlass"
     if file.is_dir():
         raise UserError(f"{file} is a directory", rule, _instead_of(file))
-    near = nearest(file.stem, list(shipped))
     beside = [other.name for other in _recipes_in(file.parent) if nearest(file.stem, [other.stem])]
-    guess = nearest_entry(file, beside) or near
+    guess = nearest_entry(file, beside) or nearest(file.stem, list(shipped))
     raise UserError(f"no recipe at {file}", rule, f"{guess}`windlass init` writes one; shipped: {', '.join(shipped)}")
 
 
