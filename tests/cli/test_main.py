@@ -343,6 +343,9 @@ def test_one_process_trains_with_an_empty_environment(one):
     assert_finished(directory)
     assert " 1 on CPU\n  threads        1 per rank\n" in done.stdout
     assert (directory / "report.html").is_file() and (directory / "resolved.yaml").is_file()
+    assert (
+        done.stdout.splitlines()[-1] == "report: one/report.html; next: windlass generate one, or windlass export one"
+    )
     status = read_status(directory)
     assert (status.state, status.step, status.exit_code) == ("finished", tiny.STEPS, 0)
     assert "global batch" in (directory / "logs" / "rank-0.log").read_text()
@@ -352,6 +355,7 @@ def test_two_processes_train_the_same_and_print_the_events_and_nothing_else(one,
     directory, done = two
     assert done.returncode == 0 and [json.loads(line) for line in done.stdout.splitlines()] == tiny.lines(directory)
     assert "finished at step 10 of 10" in done.stderr and "Traceback" not in done.stderr
+    assert "next: windlass" not in done.stdout + done.stderr
     assert_finished(directory)
     expected, got = tiny.losses(one[0]), tiny.losses(directory)
     assert all(abs(got[step][0] - loss) <= 1e-5 for step, (loss, _) in expected.items())

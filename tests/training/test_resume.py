@@ -25,6 +25,7 @@ from tests.training.resuming import (
     train,
 )
 from windlass.proof.pool import RankFailed
+from windlass.training import loop
 from windlass.training.open_saved import open_saved
 
 STOPPED = 6
@@ -171,13 +172,31 @@ def header(config):
     return tiny.lines(config.run.directory)[0]["derived"]
 
 
-def test_a_finished_run_started_again_does_nothing(runs, ranks):
+def test_a_finished_run_started_again_says_so_and_writes_nothing(runs, ranks, capsys):
     config = recipe(runs.base, "again", "fused", "one", run={"steps": 3})
-    first = ranks.run(1, train, config)[0]
-    before = tiny.losses(config.run.directory)
-    again = ranks.run(1, train, config)[0]
-    assert (first["step"], again["step"], again["rows"]) == (3, 3, [])
-    assert tiny.losses(config.run.directory) == before
+    directory = config.run.directory
+    assert ranks.run(1, train, config)[0]["step"] == 3
+    written = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+    result = loop.train(config)
+    assert (result.step, result.stopped) == (3, False)
+    loss = [line["loss"] for line in tiny.lines(directory) if line["kind"] == "validation"][-1]
+    assert capsys.readouterr().out == (
+        f"{directory} has finished: step 3, validation loss {loss:.4f} at the end\n"
+        "to train on, raise run.steps, which is 3; else use another run.directory\n"
+    )
+    assert all(path.read_bytes() == content for path, content in written.items())
+    assert ranks.run(2, train, config) == [{"rows": [], "step": 3}] * 2, "on any number of ranks"
+    assert [kind for kind, _ in tiny.kinds(directory)].count("end") == 1
+
+
+def test_a_finished_run_goes_on_where_something_differs(runs, ranks):
+    config = recipe(runs.base, "longer", "fused", "one", run={"steps": 3})
+    ranks.run(1, train, config)
+    longer = recipe(runs.base, "longer", "fused", "one", run={"steps": 5})
+    assert len(ranks.run(1, train, longer)[0]["rows"]) == 2
+    shutil.rmtree(checkpoint(config.run.directory, 5))
+    assert len(ranks.run(1, train, longer)[0]["rows"]) >= 1, "its last checkpoint is gone"
+    assert [kind for kind, _ in tiny.kinds(config.run.directory)].count("end") == 3
 
 
 def test_fp16_skips_while_its_scale_falls_and_trains_in_between(runs):

@@ -26,7 +26,7 @@ from windlass.training.interruptible import interruptible, only_run
 from windlass.training.memory_advice import out_of_memory
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.run import Run
-from windlass.training.run_directory import open_heartbeat, watched
+from windlass.training.run_directory import finished_step, open_heartbeat, watched
 from windlass.training.sizing.out_of_memory import explained
 
 
@@ -85,6 +85,8 @@ def train(
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, is_ours))
             opened.enter_context(same_bits(config.run.deterministic))
             runtime = opened.enter_context(start_runtime())
+            if (finished := finished_step(config, runtime)) is not None:
+                return Result(config.run.directory, finished, stopped=False)
             opened.enter_context(watched(config, runtime, is_ours))
             run = opened.enter_context(assemble(config, runtime, own=own))
             run.attach(heartbeat)

@@ -25,9 +25,10 @@ from windlass.flight_recorder import last_collectives
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.output import redirected_output
+from windlass.report.events import read_events
 from windlass.runtime import Runtime, is_restarted
 from windlass.safe_text import say
-from windlass.status import FILE, LOCK, note_failure
+from windlass.status import FILE, LOCK, note_failure, read_status
 from windlass.supervise.beside import Hosts, Watch, watched_beside
 from windlass.supervise.heartbeat import Heartbeat, folder_of, read_beats
 
@@ -64,6 +65,32 @@ def failure_noted(directory: Path, runtime: Runtime) -> Iterator[None]:
         if runtime.rank == 0:
             note_failure(directory, exit_code_of(error))
         raise
+
+
+def finished_step(config: RunConfig, runtime: Runtime) -> int | None:
+    """The last step of a run that this very recipe has finished, which is said with its loss; else None. Nothing is written, so
+    the report keeps the time at which the run ended. Collective."""
+    step = runtime.shared(_finished_step(config) if runtime.rank == 0 else None)
+    if step is not None and runtime.rank == 0:
+        losses = [line for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "validation"]
+        last = (
+            f", {losses[-1]['name']} loss {losses[-1]['loss']:.4f} at the end" if losses and losses[-1]["loss"] else ""
+        )
+        key = next(key for key in ("steps", "tokens", "epochs") if getattr(config.run, key) is not None)
+        say(f"{config.run.directory} has finished: step {step}{last}")
+        say(f"to train on, raise run.{key}, which is {getattr(config.run, key)}; else use another run.directory")
+    return step
+
+
+def _finished_step(config: RunConfig) -> int | None:
+    directory, steps = config.run.directory, config.run.known_steps
+    status, recipe = read_status(directory), directory / "recipe.yaml"
+    if status is None or status.state != "finished" or not recipe.is_file():
+        return None
+    may_be_longer = steps != status.step if steps is not None else "data" in config.run.accept_drift
+    is_whole = committed_steps(directory / "checkpoints")[:1] == [status.step]
+    is_same = recipe.read_bytes() == config.recipe.encode()
+    return status.step if is_whole and is_same and not may_be_longer else None
 
 
 @contextlib.contextmanager
