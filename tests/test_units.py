@@ -41,6 +41,15 @@ def test_counts_are_decimal(count, text):
     assert units.format_count(count) == text
 
 
+def test_three_digits_end_in_zeros_too():
+    assert [units.format_count(rate, is_fixed=True) for rate in (57, 14_000, 570_000, 1.5e6)] == [
+        "57", "14.0 k", "570 k", "1.50 M",
+    ]  # fmt: skip
+    assert [units.three_digits(value) for value in (0.57, 0.05, 14.0, 123.4, float("inf"))] == [
+        "0.570", "0.0500", "14.0", "123", "inf",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "seconds, text",
     [

@@ -13,6 +13,7 @@ import pickle
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, ParamSpec, Self, TypeVar, cast
@@ -93,6 +94,7 @@ class Runtime:
     """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
     _turns: Iterator[int] = field(default_factory=itertools.count)
     """Of what is done once for all: each has a key of its own in the store."""
+    begun_s: float = field(default_factory=time.perf_counter)  # when this process joined the others
 
     @property
     def address(self) -> tuple[str, int]:

@@ -15,14 +15,19 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} TiB"
 
 
-def format_count(count: float) -> str:
-    """1_543_714_304 -> '1.54 G'. Decimal units, for tokens, parameters, FLOPs."""
+def format_count(count: float, is_fixed: bool = False) -> str:
+    """1_543_714_304 -> '1.54 G'. Decimal units, for tokens, parameters, FLOPs. `is_fixed`: always three digits."""
     value = float(count)
     for unit in ("", " k", " M", " G", " T", " P"):
         if abs(value) < 999.5:  # what rounds to 1000 goes to the next unit
-            return f"{value:.0f}" if unit == "" else f"{value:.3g}{unit}"
+            return f"{value:.0f}" if unit == "" else f"{three_digits(value) if is_fixed else f'{value:.3g}'}{unit}"
         value /= 1000
     return f"{value:.3g} E"
+
+
+def three_digits(value: float) -> str:
+    """0.57 -> '0.570'; 14 -> '14.0'; 123.4 -> '123'."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def format_duration(seconds: float) -> str:

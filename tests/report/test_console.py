@@ -50,15 +50,15 @@ def test_a_logging_step_is_one_plain_line_with_every_figure():
     stream = io.StringIO()
     Console(stream, total_steps=1193, device="GPU").step(120, LINE, eta_s=130.0)
     assert stream.getvalue() == (
-        "step  120/1193 | loss 5.4321 | 12.3 k tok/s (6.15 k per GPU) | ETA 2m10s | norm 1.23 | lr 4.00e-03 | "
-        "MFU 41.2% | 3.0 GiB | wait 2.0%\n"
+        "step  120/1193 | loss 5.4321 | 12.3 k tok/s (6.15 k per GPU) | ETA  2m10s | norm  1.23 | lr 4.00e-03 | "
+        "MFU 41.2% |   3.0 GiB | wait  2.0%\n"
     )
 
 
 def test_one_device_has_one_rate():
     stream = io.StringIO()
     Console(stream, total_steps=9, device="process").step(1, LINE | {"tokens_per_s_per_gpu": 12_300.0}, eta_s=1.0)
-    assert " | 12.3 k tok/s | ETA 1.00s | " in stream.getvalue()
+    assert " | 12.3 k tok/s | ETA  1.00s | " in stream.getvalue()
 
 
 def test_skipped_updates_are_reported_where_there_are_any():
@@ -72,7 +72,7 @@ def test_a_model_with_experts_reports_its_routers_loss_and_the_busiest_expert_of
     stream = io.StringIO()
     more = {"router_loss": 8.04321, "expert_loads": [1.25, 1.9, 1.5]}
     Console(stream, total_steps=1193, device="GPU").step(120, LINE | more, eta_s=130.0)
-    assert stream.getvalue().endswith("wait 2.0% | router 8.04 | busiest expert 1.9x\n")
+    assert stream.getvalue().endswith("wait  2.0% | router 8.04 | busiest expert 1.9x\n")
 
 
 def test_unknown_figures_are_na_and_divergence_is_reported():
@@ -81,7 +81,29 @@ def test_unknown_figures_are_na_and_divergence_is_reported():
     Console(stream, total_steps=9, device="process").step(1, line, eta_s=None)
     text = stream.getvalue()
     assert (
-        "MFU n/a" in text and "loss nan" in text and "norm inf" in text and "ETA n/a" in text and "per process" in text
+        "loss nan" in text
+        and "norm   inf" in text
+        and "ETA    n/a" in text
+        and "per process" in text
+        and "MFU" not in text
+    )
+
+
+def test_figures_of_other_digits_are_as_wide():
+    """Bars of the lines of a log stand below each other."""
+    stream = io.StringIO()
+    console = Console(stream, total_steps=100, device="process")
+    rates = {"tokens_per_s": 14_000.0, "tokens_per_s_per_gpu": 14_000.0, "gradient_norm": 0.57, "mfu": None}
+    console.step(9, LINE | rates, eta_s=9.5)
+    console.step(
+        10, LINE | rates | {"gradient_norm": 12.345, "memory_bytes": 985 << 20, "data_wait_s": 0.06}, eta_s=130.0
+    )
+    first, second = stream.getvalue().splitlines()
+    assert first == (
+        "step   9/100 | loss 5.4321 | 14.0 k tok/s | ETA  9.50s | norm 0.570 | lr 4.00e-03 |   3.0 GiB | wait  2.0%"
+    )
+    assert second == (
+        "step  10/100 | loss 5.4321 | 14.0 k tok/s | ETA  2m10s | norm  12.3 | lr 4.00e-03 | 985.0 MiB | wait 12.0%"
     )
 
 
@@ -169,7 +191,36 @@ def test_the_summary_shows_first_and_last_validation_baselines_rates_and_ledger(
     assert ["code", "0", "7.7000", "2208", "3.366"] in rows and ["code", "20", "4.0000", "54.6", "1.749"] in rows
     assert ["baseline:", "bigram", "4.4400", "2.050"] in rows and ["baseline:", "gzip", "2.040"] in rows
     assert not any(row[:2] == ["code", "10"] for row in rows)
-    assert "per GPU, MFU n/a, without warm-up and pauses" in stream.getvalue() and "time: warm up" in stream.getvalue()
+    assert "per GPU, without warm-up and pauses" in stream.getvalue() and "time: warm up" in stream.getvalue()
+
+
+def test_the_lowest_loss_is_a_row_of_its_own_where_it_is_not_the_last():
+    stream = io.StringIO()
+    past = {"code": [{"step": 0, "loss": 7.7, "perplexity": 2208.3}, {"step": 5, "loss": 2.5, "perplexity": 12.18}]}
+    recorder = record(stream, past_validations=past)
+    for at, nats in ((10, 300.0), (20, 400.0)):
+        recorder.validation(at, "code", nats, 100, 0)
+    recorder.validation(0, "more", 200.0, 100, 0)
+    recorder.validation(20, "more", 400.0, 100, 0)
+    recorder.end(20, "finished")
+    rows = [
+        row.split() for row in stream.getvalue().splitlines() if row.startswith(("set", "code  ", "code (", "more"))
+    ]
+    assert rows[-6:] == [
+        ["set", "step", "loss", "(nats)", "perplexity"],
+        ["code", "0", "7.7000", "2208"],
+        ["code", "(lowest)", "5", "2.5000", "12.18"],
+        ["code", "20", "4.0000", "54.6"],
+        ["more", "(lowest)", "0", "2.0000", "7.389"],
+        ["more", "20", "4.0000", "54.6"],
+    ], "and no column of figures that no row has"
+
+
+def test_the_time_of_a_run_begins_with_its_preparation(monkeypatch):
+    stream, now = io.StringIO(), iter(range(100, 200))
+    monkeypatch.setattr("windlass.report.metrics.time.perf_counter", lambda: float(next(now)))
+    record(stream, begun_s=80.0).end(20, "finished")
+    assert stream.getvalue().splitlines()[-1] == "time: preparation 20s (100%)"
 
 
 def test_a_run_too_short_for_an_average_says_so():
@@ -178,7 +229,7 @@ def test_a_run_too_short_for_an_average_says_so():
     recorder.step(1, 1.0, 1.0, 1e-3, 1000, 0.0)
     recorder.step(2, 1.0, 1.0, 1e-3, 1000, 0.0)
     recorder.end(2, "finished")
-    assert "n/a tok/s, MFU n/a" in stream.getvalue()
+    assert "n/a tok/s, without warm-up" in stream.getvalue()
 
 
 def test_a_checkpoint_is_reported_with_its_size_and_what_it_cost():

@@ -115,8 +115,24 @@ def test_a_validation_that_lost_its_name_or_its_loss_ends_no_run(tmp_path):
     whole = '{"kind": "validation", "time": 1, "step": 4, "name": "validation", "loss": 2.5}'
     no_name, no_loss = whole.replace("name", "nema"), whole.replace("loss", "ssol")
     path.write_text("\n".join([no_name, no_loss, whole]) + "\n")
-    assert list(events.first_validations(path)) == ["validation"]
-    assert events.first_validations(path)["validation"]["loss"] == 2.5
+    assert [line["loss"] for line in events.past_validations(path).pop("validation")] == [2.5]
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [
+        ([7.0], [0]),
+        ([7.0, 3.0], [0, 1]),
+        ([7.0, 3.0, 2.0, 4.0, 2.0, 5.0], [0, 2, 5]),
+        ([1.0, 3.0, 2.0], [0, 2]),
+        ([None, float("nan"), 2.0, None], [0, 2, 3]),
+    ],
+)
+def test_of_the_validations_the_first_the_lowest_and_the_last_are_kept(losses, kept):
+    seen = []
+    for step, loss in enumerate(losses):
+        seen = events.telling([*seen, {"step": step, "loss": loss}])
+    assert [one["step"] for one in seen] == kept
 
 
 def test_a_directory_in_its_place_is_reported_and_ends_no_run(tmp_path):

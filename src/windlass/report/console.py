@@ -14,8 +14,9 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
+from windlass.report.events import loss_of
 from windlass.safe_text import shown
-from windlass.units import format_bytes, format_count, format_duration
+from windlass.units import format_bytes, format_count, format_duration, three_digits
 
 BAR_WIDTH: Final = 16
 LOG_WIDTH: Final = 120  # columns of a table that no terminal limits
@@ -99,7 +100,8 @@ class Console:
         if validations or baselines:
             self._terminal.print(_quality_table(validations, baselines))
         rates = _rates(line, "{}, {} tok/s per {}", self._device)
-        self._terminal.print(Text(f"{rates}, MFU {_percent(line['mfu'])}, without warm-up and pauses"))
+        mfu = "" if line["mfu"] is None else f", MFU {line['mfu']:.1%}"
+        self._terminal.print(Text(f"{rates}{mfu}, without warm-up and pauses"))
         total_s = sum(line["ledger"].values()) or 1.0
         parts = [
             f"{cause.replace('_', ' ')} {format_duration(seconds)} ({seconds / total_s:.0%})"
@@ -127,7 +129,7 @@ def shed(fields: Sequence[str], width: int) -> list[str]:
 def progress_fields(
     step: int, total_steps: int, line: Mapping[str, Any], eta_s: float | None, device: str
 ) -> list[str]:
-    """The figures of one logging step, most wanted first."""
+    """The figures of one logging step, most wanted first; as wide as in other steps, so that the bars stand below each other."""
     width = len(str(total_steps))
     wait = line["data_wait_s"] / line["step_s"]
     return [
@@ -136,12 +138,12 @@ def progress_fields(
         *([f"accuracy {line['accuracy']:.1%} margin {line['margin']:.3g}"] if "accuracy" in line else []),
         *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
         _rates(line, "{} ({} per {})", device),
-        f"ETA {'n/a' if eta_s is None else format_duration(eta_s)}",
-        f"norm {_number(line['gradient_norm'], '.3g')}",
+        f"ETA {'n/a' if eta_s is None else format_duration(eta_s):>6}",
+        f"norm {'n/a' if line['gradient_norm'] is None else three_digits(line['gradient_norm']):>5}",
         f"lr {line['learning_rate']:.2e}",
-        f"MFU {_percent(line['mfu'])}",
-        format_bytes(line["memory_bytes"]),
-        f"wait {wait:.1%}",
+        *([f"MFU {line['mfu']:.1%}"] if line["mfu"] is not None else []),
+        f"{format_bytes(line['memory_bytes']):>9}",
+        f"wait {wait:>5.1%}",
         *([f"router {line['router_loss']:.3g}"] if line.get("router_loss") else []),
         *([f"busiest expert {max(line['expert_loads']):.2g}x"] if line.get("expert_loads") else []),
     ]
@@ -150,29 +152,35 @@ def progress_fields(
 def _rates(line: Mapping[str, Any], form: str, device: str) -> str:
     """Of all devices and of each; of one alone that is one figure."""
     total, each = line["tokens_per_s"], line["tokens_per_s_per_gpu"]
-    return _rate(total) if total == each else form.format(_rate(total), format_count(each), device)
+    return _rate(total) if total == each else form.format(_rate(total), format_count(each, is_fixed=True), device)
 
 
 def _quality_table(
     validations: Mapping[str, list[dict[str, Any]]], baselines: Mapping[str, Mapping[str, float]]
 ) -> Table:
+    """A column for each figure that any row has. The lowest loss of a set is marked where it is not the last."""
+    are_pairs = any("pairs" in result for results in validations.values() for result in results)
+    rows: list[tuple[str, str, Mapping[str, Any]]] = []
+    for name, results in validations.items():
+        lowest = min(results, key=loss_of)
+        for result in results:
+            is_marked = result is lowest and loss_of(result) < loss_of(results[-1])
+            rows.append((f"{name} (lowest)" if is_marked else name, str(result["step"]), result))
+    rows += [(f"baseline: {name}", "", baseline) for name, baseline in baselines.items()]
+    figures = {
+        ("loss per pair" if are_pairs else "loss (nats)"): ("loss", ".4f"),
+        "perplexity": ("perplexity", ".4g"),
+        "bits per byte": ("bits_per_byte", ".3f"),
+    }
+    figures = {title: one for title, one in figures.items() if any(row.get(one[0]) is not None for *_, row in rows)}
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("set")
-    are_pairs = any("pairs" in result for results in validations.values() for result in results)
-    for heading in ("step", "loss per pair" if are_pairs else "loss (nats)", "perplexity", "bits per byte"):
-        table.add_column(heading, justify="right")
-    for name, results in validations.items():
-        for result in results:
-            table.add_row(name, str(result["step"]), *_quality(result))
-    for name, baseline in baselines.items():
-        table.add_row(f"baseline: {name}", "", *_quality(baseline), style="dim")
+    for title in ("step", *figures):
+        table.add_column(title, justify="right")
+    for label, step, row in rows:
+        cells = [_number(row[name], form) if name in row else "" for name, form in figures.values()]
+        table.add_row(label, step, *cells, style="" if step else "dim")
     return table
-
-
-def _quality(result: Mapping[str, Any]) -> tuple[str, str, str]:
-    figures = (("loss", ".4f"), ("perplexity", ".4g"), ("bits_per_byte", ".3f"))
-    loss, perplexity, bits = (_number(result[name], form) if name in result else "" for name, form in figures)
-    return loss, perplexity, bits
 
 
 def _bar(step: int, total_steps: int) -> Text:
@@ -185,11 +193,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _rate(tokens_per_s: float | None) -> str:
-    return "n/a tok/s" if tokens_per_s is None else f"{format_count(tokens_per_s)} tok/s"
-
-
-def _percent(share: float | None) -> str:
-    return "n/a" if share is None else f"{share:.1%}"
+    return f"{'n/a' if tokens_per_s is None else format_count(tokens_per_s, is_fixed=True)} tok/s"
 
 
 def _short(value: Any) -> str:

@@ -181,15 +181,29 @@ def read_events(path: Path) -> list[Event]:
     return without_void(read_lines(path))
 
 
-def first_validations(path: Path) -> dict[str, Event]:
-    """The first validation of each set that still counts; empty where the file cannot be read, which ends no run. A line
-    without a name or a loss is left out."""
-    first: dict[str, Event] = {}
+def past_validations(path: Path) -> dict[str, list[Event]]:
+    """Of each set's validations that still count the first, the lowest and the last; empty where the file cannot be read, which
+    ends no run. A line without a name or a loss is left out."""
+    past: dict[str, list[Event]] = {}
     with contextlib.suppress(UserError, OSError):
         for line in read_events(path):
             if line["kind"] == "validation" and {"name", "loss"} <= line.keys():
-                first.setdefault(line["name"], line)
-    return first
+                past[line["name"]] = telling([*past.get(line["name"], ()), line])
+    return past
+
+
+def telling(results: list[Event]) -> list[Event]:
+    """Of one set's results, in order, those that tell how a run went: the first, the lowest in loss and the last."""
+    lowest = min(
+        results, key=lambda one: one["loss"] if one["loss"] is not None and one["loss"] == one["loss"] else math.inf
+    )
+    return [one for at, one in enumerate(results) if at in (0, len(results) - 1) or one is lowest]
+
+
+def loss_of(result: Event) -> float:
+    """Of a validation; infinite where it was not finite."""
+    loss = result["loss"]
+    return float(loss) if loss is not None and math.isfinite(loss) else math.inf
 
 
 def whole_lines(file: BinaryIO, offset: int) -> list[bytes]:

@@ -10,7 +10,7 @@ because both ends wait for the device, its length is true without further synchr
 Evaluation, checkpoints and other work that is not a step run inside `pause(cause)`. Windows that end within the first
 WARM_UP_STEPS steps of a process hold compilation and allocation; their lines say `warm_up: true` and no average
 counts them. `log_s`: what the line before took to make and to write, which is in this window. The time ledger splits the
-process's whole time: warm_up, training, data_wait, and one entry per cause.
+process's whole time: preparation, warm_up, training, data_wait, and one entry per cause.
 """
 
 import time
@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, SupportsFloat
 
 from windlass.errors import UserError
 from windlass.report.console import Console
-from windlass.report.events import EventLog, Kind
+from windlass.report.events import EventLog, Kind, telling
 from windlass.units import bits_per_byte, perplexity
 
 WARM_UP_STEPS: Final = (
@@ -54,7 +54,7 @@ class Recorder:
 
     `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice; `memory` returns
     this rank's peak bytes, and `memory_parts` what fills the most of all ranks, by kind. `flops_per_token` and `peak_flops` (per
-    device; None = unknown) make the MFU. `unit`: what a loss is a mean over.
+    device; None = unknown) make the MFU. `unit`: what a loss is a mean over. `begun_s`: when the preparation of the run began.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class Recorder:
         memory: Callable[[], float],
         memory_parts: Callable[[float], Mapping[str, int]] = lambda _peak: NONE,
         start_step: int = 0,
-        first_validations: Mapping[str, dict[str, Any]] = NONE,
+        past_validations: Mapping[str, list[dict[str, Any]]] = NONE,
         unit: str = "targets",
+        begun_s: float | None = None,
     ):
         self._log, self._console = log, console
         self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
@@ -81,11 +82,13 @@ class Recorder:
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._gather_max, self._memory, self._memory_parts, self._unit = gather_max, memory, memory_parts, unit
         self._ledger = _Ledger()
-        # per set: the run's first, which may be of an earlier process, and the latest
-        self._validations = {name: [first] for name, first in first_validations.items()}
+        # per set: the run's first and lowest, which may be of an earlier process, and the latest
+        self._validations = dict(past_validations)
         self._pending: Scalar | None = None  # the newest number of the device that nobody has waited for
         self._step = self._window_step = start_step
         self._window_start_s = time.perf_counter()
+        if begun_s is not None:
+            self._ledger.add("preparation", self._window_start_s - begun_s)
         self._window_paused_s = self._window_wait_s = 0.0
         self._eta_from: tuple[int, float] | None = None
         self._log_s: float | None = None
@@ -222,11 +225,10 @@ class Recorder:
             self._unit: count,
             "bytes": num_bytes,
         }
-        seen = self._validations.setdefault(name, [])
-        seen[1:] = [{"step": step, **line}]
+        self._validations[name] = telling([*self._validations.get(name, ()), {"step": step, **line}])
         self._write("validation", step, line)
         if self._console is not None:
-            self._console.validation(step, line, seen[0])
+            self._console.validation(step, line, self._validations[name][0])
 
     def event(self, kind: Kind, step: int, **fields: Any) -> None:
         """Any other line: start, resume, checkpoint, incident, sample."""

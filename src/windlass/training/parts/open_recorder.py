@@ -12,7 +12,7 @@ from windlass.optim.optimizer import Optimizer
 from windlass.optim.rules import frozen_names
 from windlass.parallel.program import Program
 from windlass.report.console import Console
-from windlass.report.events import EventLog, first_validations
+from windlass.report.events import EventLog, past_validations
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan
@@ -53,6 +53,7 @@ def open_recorder(
         memory=runtime.memory_bytes,
         memory_parts=MemoryParts(runtime, partial(standing_bytes, program, optimizer, runtime.device)).of,
         start_step=start_step,
+        begun_s=runtime.begun_s,
         unit=config.objective.unit,
-        first_validations=first_validations(config.run.directory / "events.jsonl") if log and start_step else {},
+        past_validations=past_validations(config.run.directory / "events.jsonl") if log and start_step else {},
     )
