@@ -11,6 +11,7 @@ from windlass.errors import UserError
 from windlass.model.flops import count_parameters
 from windlass.recipe import shipped_recipes
 from windlass.training.drift import drift
+from windlass.units import counted
 
 TREE = {
     "run": {"directory": "runs/x", "steps": 100, "tokens_per_step": 64},
@@ -218,13 +219,13 @@ def choices_of(error):
 
 @pytest.mark.parametrize(
     ("sequences", "micro", "batch_ranks"),
-    [(512, 4, 24), (48, 4, 24), (96, 16, 24), (7, 1, 24), (512, 3, 8), (12, 8, 2)],
+    [(512, 4, 24), (48, 4, 24), (96, 16, 24), (7, 1, 24), (512, 3, 8), (12, 8, 2), (8, 3, 1)],
 )
 def test_a_batch_that_does_not_divide_names_choices_that_do(sequences, micro, batch_ranks):
     run = {"tokens_per_step": sequences * 16, "micro_batch": micro}
     with pytest.raises(UserError) as caught:
         check_recipe(tree(run=run)).accumulation(batch_ranks)
-    assert f"({sequences} sequences) on {batch_ranks} ranks" in caught.value.given
+    assert f"({sequences} sequences) on {counted(batch_ranks, 'rank')} with" in caught.value.given
     assert f"= {micro * batch_ranks}" in caught.value.rule
     tokens, micros = choices_of(caught.value)
     assert tokens

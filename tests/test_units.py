@@ -41,6 +41,12 @@ def test_counts_are_decimal(count, text):
     assert units.format_count(count) == text
 
 
+def test_one_is_singular():
+    assert [units.counted(number, "document", ",") for number in (0, 1, 2, 1234)] == [
+        "0 documents", "1 document", "2 documents", "1,234 documents",
+    ]  # fmt: skip
+
+
 def test_three_digits_end_in_zeros_too():
     assert [units.format_count(rate, is_fixed=True) for rate in (57, 14_000, 570_000, 1.5e6)] == [
         "57", "14.0 k", "570 k", "1.50 M",

@@ -25,6 +25,11 @@ def format_count(count: float, is_fixed: bool = False) -> str:
     return f"{value:.3g} E"
 
 
+def counted(number: int, noun: str, form: str = "d") -> str:
+    """'1 document', '2 documents'."""
+    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
 def three_digits(value: float) -> str:
     """0.57 -> '0.570'; 14 -> '14.0'; 123.4 -> '123'."""
     return f"{value:#.3g}".rstrip(".")

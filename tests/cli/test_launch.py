@@ -19,10 +19,10 @@ MEET = ["--nodes", "2:3", "--endpoint", "node-1:29400", "--nproc", "1"]
         (["--nodes", "2:3"], "'--endpoint'"),
         ([*MEET, "run.stepz=3"], "run.stepz"),
         # 12 sequences of two rows each are for 2 and 3 ranks, 8 are for 2 alone
-        ([*MEET, "run.tokens_per_step=128"], "windlass: 3 hosts with 1 ranks each: "),
+        ([*MEET, "run.tokens_per_step=128"], "windlass: 3 hosts with 1 rank each: "),
         (
             [*MEET, "run.tokens_per_step=192", "parallel.pp=2", "parallel.zero=1"],
-            "windlass: 3 hosts with 1 ranks each: ",
+            "windlass: 3 hosts with 1 rank each: ",
         ),
     ],
 )

@@ -291,4 +291,4 @@ def test_a_terminal_marks_where_the_model_begins_and_json_is_plain(chatting, mon
     assert list(map(json.loads, lines)) == expected
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert printed_by(monkeypatch, capsys, *asked) == "---\na rope => pull\n---\ndeck => pull\n"
-    assert printed_by(monkeypatch, capsys, *asked[:3], "--chat") == "---\na rope\n=>  pull\n"
+    assert printed_by(monkeypatch, capsys, *asked[:3], "--chat") == "a rope\n=>  pull\n"

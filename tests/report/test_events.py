@@ -131,7 +131,7 @@ def test_a_validation_that_lost_its_name_or_its_loss_ends_no_run(tmp_path):
 def test_of_the_validations_the_first_the_lowest_and_the_last_are_kept(losses, kept):
     seen = []
     for step, loss in enumerate(losses):
-        seen = events.telling([*seen, {"step": step, "loss": loss}])
+        seen = events.first_lowest_last([*seen, {"step": step, "loss": loss}])
     assert [one["step"] for one in seen] == kept
 
 

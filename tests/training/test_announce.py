@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
-from windlass.training.announce import describe_layout, describe_load, describe_memory, describe_nulls, describe_sparse
+from windlass.training.announce import (
+    describe_layout,
+    describe_load,
+    describe_memory,
+    describe_nulls,
+    describe_sparse,
+    describe_vocabulary,
+)
 
 MEMORY = "142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01"
 
@@ -107,3 +115,11 @@ def test_a_busy_host_is_named_where_a_rank_has_several_threads(threads, load, co
     found = describe_load(threads, load, cores)
     assert len(found) == is_busy
     assert all(line.startswith("this host is busy: 9.6 threads of other programs for 2 cores. OMP_") for line in found)
+
+
+@pytest.mark.parametrize(("size", "said"), [(2048, "2048"), (300, "300, padded to 384")])
+def test_a_vocabulary_is_padded_where_it_grows(size, said):
+    padded = -(-size // 128) * 128
+    architecture = SimpleNamespace(vocab_size=size, padded_vocab_size=padded)
+    run = SimpleNamespace(architecture=architecture, config=SimpleNamespace(model=None), start_step=3)
+    assert describe_vocabulary(run) == said

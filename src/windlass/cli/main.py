@@ -42,6 +42,7 @@ from windlass.errors import (
 )
 from windlass.launch import local
 from windlass.safe_text import say
+from windlass.units import counted
 from windlass.version import __version__
 
 if TYPE_CHECKING:  # it takes a second to load
@@ -126,7 +127,8 @@ def prepare(
 
     prepared = prepare_only(config, with_weights=not data_only, is_join=join)
     for name, info in prepared.sets.items():
-        print(f"{name}: {info.documents:,} documents, {info.tokens:,} tokens, {info.samples:,} samples")
+        documents, samples = counted(info.documents, "document", ","), counted(info.samples, "sample", ",")
+        print(f"{name}: {documents}, {info.tokens:,} tokens, {samples}")
 
 
 @app.command()

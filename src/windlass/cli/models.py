@@ -111,20 +111,22 @@ def generate(
     for at in steps:
         texts = write(path, given, sampling, step=at, chat=chat, cut_prompt=cut_prompt, record=record, base=base)
         for one, text in zip(given, texts):
-            print(_object_of(at, one, text) if json_lines else _shown_text(at, one, text, chat), flush=True)
+            shown = _shown_text(one, text, chat)
+            if len(steps) > 1 or len(given) > 1:
+                shown = f"{'---' if at is None else f'--- step {at}'}\n{shown}"
+            print(_object_of(at, one, text) if json_lines else shown, flush=True)
 
 
 def _object_of(step: int | None, prompt: "Prompt", text: str) -> str:
     return escaped_json(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False))
 
 
-def _shown_text(step: int | None, prompt: "Prompt", text: str, chat: bool) -> str:
-    """Prompt and text below a line; a terminal marks where the model begins."""
+def _shown_text(prompt: "Prompt", text: str, chat: bool) -> str:
+    """Prompt and text; a terminal marks where the model begins."""
     from windlass.commands.prompts import shown_prompt
 
     mark = ("\n=> " if chat else " =>") if sys.stdout.isatty() else "\n" * chat
-    head = f"--- step {step}" if step is not None else "---"
-    return f"{head}\n{escaped(shown_prompt(prompt) + mark + text)}"
+    return escaped(shown_prompt(prompt) + mark + text)
 
 
 def export(

@@ -31,6 +31,7 @@ from windlass.launch.rendezvous import MeetingPlace, too_few
 from windlass.launch.restarts import Failure, Restarts
 from windlass.safe_text import say
 from windlass.supervise.heartbeat import forget_beats
+from windlass.units import counted
 from windlass.version import __version__
 
 
@@ -68,7 +69,7 @@ def check_worlds(nodes: Nodes, num_ranks: int, check: Callable[[int], None]) -> 
             check(hosts * num_ranks)
         except UserError as error:
             raise UserError(
-                f"{hosts} hosts with {num_ranks} ranks each: {error.given}",
+                f"{hosts} hosts with {counted(num_ranks, 'rank')} each: {error.given}",
                 error.rule,
                 f"{error.change}; or another --nodes",
             ) from None

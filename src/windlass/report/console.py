@@ -129,7 +129,7 @@ def shed(fields: Sequence[str], width: int) -> list[str]:
 def progress_fields(
     step: int, total_steps: int, line: Mapping[str, Any], eta_s: float | None, device: str
 ) -> list[str]:
-    """The figures of one logging step, most wanted first; as wide as in other steps, so that the bars stand below each other."""
+    """The figures of one logging step, most wanted first; as wide as in other steps, so that the bars are aligned."""
     width = len(str(total_steps))
     wait = line["data_wait_s"] / line["step_s"]
     return [

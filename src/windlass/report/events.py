@@ -188,12 +188,12 @@ def past_validations(path: Path) -> dict[str, list[Event]]:
     with contextlib.suppress(UserError, OSError):
         for line in read_events(path):
             if line["kind"] == "validation" and {"name", "loss"} <= line.keys():
-                past[line["name"]] = telling([*past.get(line["name"], ()), line])
+                past[line["name"]] = first_lowest_last([*past.get(line["name"], ()), line])
     return past
 
 
-def telling(results: list[Event]) -> list[Event]:
-    """Of one set's results, in order, those that tell how a run went: the first, the lowest in loss and the last."""
+def first_lowest_last(results: list[Event]) -> list[Event]:
+    """Of one set's results, in order, those that show how a run went: the first, the lowest in loss and the last."""
     lowest = min(
         results, key=lambda one: one["loss"] if one["loss"] is not None and one["loss"] == one["loss"] else math.inf
     )

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, SupportsFloat
 
 from windlass.errors import UserError
 from windlass.report.console import Console
-from windlass.report.events import EventLog, Kind, telling
+from windlass.report.events import EventLog, Kind, first_lowest_last
 from windlass.units import bits_per_byte, perplexity
 
 WARM_UP_STEPS: Final = (
@@ -225,7 +225,7 @@ class Recorder:
             self._unit: count,
             "bytes": num_bytes,
         }
-        self._validations[name] = telling([*self._validations.get(name, ()), {"step": step, **line}])
+        self._validations[name] = first_lowest_last([*self._validations.get(name, ()), {"step": step, **line}])
         self._write("validation", step, line)
         if self._console is not None:
             self._console.validation(step, line, self._validations[name][0])

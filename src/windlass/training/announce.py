@@ -34,7 +34,7 @@ from windlass.training.parameter_rules import count_trained, describe_trainable
 from windlass.training.parts.device_memory import gradient_bytes, local_bytes
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
-from windlass.units import format_bytes, format_count
+from windlass.units import counted, format_bytes, format_count
 
 MANY_EPOCHS: Final = 100
 """A run that reads its data more often than this has too many steps; its first lines say so."""
@@ -56,7 +56,7 @@ def announce(
         **_describe_ranks(run),
         "layout": describe_layout(config, layout, architecture, accumulation),
         "global batch": f"{config.sequences_per_step} sequences = {config.micro_batch} per micro-batch "
-        f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
+        f"x {counted(accumulation, 'micro-batch')} x {counted(layout.batch_ranks, 'rank')}",
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
         "learning rate": own.get("schedule") or describe_rate(config.optim, run.total_steps),
@@ -146,12 +146,14 @@ def _describe_matrices(run: Run) -> dict[str, str]:
     """What is multiplied in fp8, and the rows of embedding and head."""
     scaling = run.config.precision.fp8_scaling
     eight = {"fp8": describe_fp8(parameter_shapes(run.architecture), scaling)} if scaling else {}
-    return {**eight, "vocabulary": _describe_vocabulary(run)}
+    return {**eight, "vocabulary": describe_vocabulary(run)}
 
 
-def _describe_vocabulary(run: Run) -> str:
+def describe_vocabulary(run: Run) -> str:
+    """Its rows, with those that make it a multiple of 128, and those that a base does not have."""
     architecture, model = run.architecture, run.config.model
-    padded = f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}"
+    size, whole = architecture.vocab_size, architecture.padded_vocab_size
+    padded = f"{size}, padded to {whole}" if whole > size else str(size)
     if run.start_step or model.from_ is None:
         return padded
     rows = fewer_rows(directory_of(model), architecture.vocab_size)

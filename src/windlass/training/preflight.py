@@ -109,7 +109,7 @@ def check_run(
 
 def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
     """Raises one UserError for all drift. The data is looked at only where something else has drifted: `prepare` looks at it
-    anyway, and refuses what is not the checkpoint's. Of a changed path that matches no file it is said that it matches none."""
+    anyway, and refuses what is not the checkpoint's. A changed path that matches no file is the error then."""
     try:
         check_drift(trainer_state, config, None)
     except UserError:

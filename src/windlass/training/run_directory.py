@@ -68,8 +68,8 @@ def failure_noted(directory: Path, runtime: Runtime) -> Iterator[None]:
 
 
 def finished_step(config: RunConfig, runtime: Runtime) -> int | None:
-    """The last step of a run that this very recipe has finished, which is said with its loss; else None. Nothing is written, so
-    the report keeps the time at which the run ended. Collective."""
+    """The last step of a run that this very recipe has finished, printed with its loss; else None. Nothing is written, so the
+    report keeps the time at which the run ended. Collective."""
     step = runtime.shared(_finished_step(config) if runtime.rank == 0 else None)
     if step is not None and runtime.rank == 0:
         losses = [line for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "validation"]

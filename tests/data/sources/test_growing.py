@@ -90,7 +90,7 @@ def test_a_directory_that_no_longer_grows_is_named_within_the_deadline(tmp_path)
     next(rows)
     with pytest.raises(UserError) as caught:
         next(rows)
-    assert f"{tmp_path} holds 1 files, no further one came within" in caught.value.given and DONE in caught.value.given
+    assert f"{tmp_path} holds 1 file, no further one came within" in caught.value.given and DONE in caught.value.given
     assert "data.order.deadline_s=0.2" in caught.value.rule and f"make {DONE}" in caught.value.change
     assert ticks
 

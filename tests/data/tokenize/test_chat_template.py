@@ -304,7 +304,7 @@ def test_a_preparation_holds_the_masks_and_has_no_findings(planted, tmp_path, pa
         answer = planted.tokenizer.decode(document.ids_N[document.counted_N[:-1]].tolist())
         assert answer.startswith("It is ") and answer.endswith(".") and document.counted_N[-1]
     assert not prepared.sets["train"].bytes_add_up and prepared.baselines == {}
-    assert any("of conversations only answers are learned" in line for line in said)
+    assert sum("of conversations only answers are learned" in line for line in said) == 1, "not once per set"
     assert not any("rewrites" in line for line in said)
     assert [f for f in lint(prepared, is_isolated=True).findings if f.code != "mostly-padding"] == []
 

@@ -227,7 +227,7 @@ def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_pat
             seen.add(number)
     assert seen == set(range(40)) and prepared.sets["validation"].documents > 0
     assert prepared.baselines == {} and prepared.sets["train"].left_out == 0
-    assert any(line == "train: of a pair only the answers count: there are no bits per byte" for line in said)
+    assert any(line == "of a pair only the answers count: there are no bits per byte" for line in said)
     assert not any("conversations" in line for line in said)
     assert lint(prepared).findings == []
     assert prepare(config, {}, log=said.append) and "unchanged: skipped" in said[-1]

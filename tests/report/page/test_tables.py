@@ -1,12 +1,25 @@
 """What the page says in words and figures."""
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from tests.report.page.events import line
+from windlass.advice.facts import RunFacts
 from windlass.report.page.history import read_history
-from windlass.report.page.tables import differing, facts, ledger_rows, median, remark, run_rows, status, tiles, words
+from windlass.report.page.tables import (
+    OF_ADVICE,
+    differing,
+    facts,
+    ledger_rows,
+    median,
+    remark,
+    run_rows,
+    status,
+    tiles,
+    words,
+)
 
 
 @pytest.fixture
@@ -95,6 +108,16 @@ def test_facts_are_tables_and_a_nested_table_is_one_of_its_own():
         ("run", False, [("argv", "a b")]), ("derived", False, [("ranks", "2")]), ("provenance", False, [("python", "3")]),
         ("git", False, [("commit", "abc"), ("x", "1")]),
     ]  # fmt: skip
+
+
+def test_numbers_for_advice_have_names_of_their_own():
+    found = {"device": "CPU", "end_elements": 5, "gathered_bytes": 4, "peak_flops": None}
+    assert facts(line("start", 0, facts=found)) == [
+        ("facts", False, [
+            ("device", "CPU"), ("parameters outside the blocks", "5"), ("bytes of a gathered element", "4"),
+        ])
+    ]  # fmt: skip
+    assert set(OF_ADVICE) == {one.name for one in fields(RunFacts)} - {"device", "ranks", "hosts", "layout"}
 
 
 def test_what_changed_since_the_checkpoint_is_said_once():

@@ -199,7 +199,8 @@ def test_a_given_half_leaves_the_other_to_be_chosen(base):
 def test_on_a_cpu_auto_is_one_in_words(base):
     with contextlib.redirect_stdout(io.StringIO()) as said:
         train(auto(base, "sizes-cpu", run={"steps": 2}))
-    line = "auto: run.micro_batch=1, parallel.recompute=none, parallel.compile=false: the least, on a CPU"
+    line = "auto: run.micro_batch=1, parallel.recompute=none, parallel.compile=false: on a CPU "
+    line += "the smallest micro-batch, no recomputation, not compiled\n"
     assert line in said.getvalue()
 
 
@@ -212,7 +213,9 @@ def test_a_layout_that_is_not_counted_takes_the_least(base, ranks):
         model={"num_attention_heads": 4, "num_key_value_heads": 2},
     )
     first, _ = ranks.run(2, trained, config, Device(8))
-    assert first["tried"] == [] and "the least, since what a rank of this layout keeps is not counted" in first["said"]
+    assert (
+        first["tried"] == [] and "the smallest, since what a rank of this layout keeps is not counted" in first["said"]
+    )
 
 
 def test_a_global_batch_that_no_micro_batch_divides_is_refused(base):
@@ -251,7 +254,7 @@ def test_what_would_race_is_not_compiled_and_sized_again(base, monkeypatch):
     asked, config = [], auto(base, "sizes-racing")
     architecture, given = config.model.shape(300), Device(8)
 
-    def sized(config, _plan, _runtime, _room):
+    def sized(config, _plan, _runtime, _room, _keys):
         asked.append(config.parallel.compiles)
         return choices._with(config, micro_batch=2, recompute="none"), "tried"
 

@@ -63,7 +63,7 @@ def test_cpu_ranks_keep_what_fits_whole_and_a_resume_keeps_the_choice(base, rank
         "parallel.zero, parallel.recompute, parallel.compile are chosen again, since layout or devices have changed: 2 x CPU"
         in said
     )
-    assert "auto: parallel.zero=3: one rank cuts nothing\n" in said
+    assert "auto: parallel.zero" not in said, "one rank cuts nothing"
     assert layout(config) == (3, 1, -1) and "drift: parallel" not in said
 
 

@@ -36,7 +36,7 @@ from windlass.data.tokenize.fill_in_middle import middles_of
 from windlass.data.tokenize.pool import TaskRunner, pieces
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
-from windlass.units import MIB, format_bytes, format_duration
+from windlass.units import MIB, counted, format_bytes, format_duration
 
 TOKENIZER_TRAINING_BYTES = 512 * MIB  # a sample of a larger corpus trains the tokenizer; about 2 minutes on 2 cores
 
@@ -66,7 +66,7 @@ def set_tokenizer(
 def _log_corpus(plan: PreparePlan) -> None:
     scanned = plan.training_files
     size = format_bytes(sum(file.num_bytes for file in scanned))
-    plan.log(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
+    plan.log(f"corpus {plan.corpus_hash}: {counted(len(scanned), 'file')}, {size}")
 
 
 def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | None = None) -> Prepared:

@@ -18,7 +18,7 @@ from windlass.data.tokenize.preferences import ROWS
 from windlass.data.tokenize.resume import FinishedPart, PartSize, limited
 from windlass.data.tokens.parts import targets_of_samples
 from windlass.errors import UserError
-from windlass.units import format_bytes, format_count, format_duration
+from windlass.units import counted, format_bytes, format_count, format_duration
 
 REPORT_EVERY_S: Final = 10.0
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class CountedSet:
             self._length * (ROWS if self._is_pairs else 1)
         )  # sources share a sample at their border
         self._of_sources.append(
-            f"{where}{num_documents} documents, {num_tokens} tokens, {num_targets} of them targets, "
+            f"{where}{counted(num_documents, 'document')}, {num_tokens} tokens, {num_targets} of them targets, "
             f"{samples:.1f} samples full"
         )
 
@@ -143,10 +143,13 @@ class CountedSet:
 
     def _log_end(self, info: SetInfo, num_targets: int) -> None:
         took = format_duration(time.monotonic() - self._start_s)
-        amount = f"{info.documents} documents, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
+        amount = (
+            f"{counted(info.documents, 'document')}, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
+        )
         fill = 100 * info.tokens / (info.samples * num_targets)
         self._log(
-            f"{self._name}: {amount}, {info.samples} samples ({fill:.2f} % full, {info.padding} positions are empty), {took}"
+            f"{self._name}: {amount}, {counted(info.samples, 'sample')} ({fill:.2f} % full, {info.padding} positions are empty), "
+            f"{took}"
         )
         for line in self._of_sources if self.is_masked or self._num_sources > 1 else ():
             self._log(f"{self._name}: {line}")
@@ -157,7 +160,8 @@ class CountedSet:
             learned = (
                 "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"
             )
-            self._log(f"{self._name}: {learned}: there are no bits per byte")
+            if self._name == "train":  # once for all sets
+                self._log(f"{learned}: there are no bits per byte")
         elif not info.bytes_add_up:
             difference = self.bytes - info.bytes
             rewrites = f"this tokenizer rewrites text (its tokens add up to {difference:+d} bytes)"

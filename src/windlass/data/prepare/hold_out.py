@@ -21,7 +21,7 @@ from windlass.data.sources.source_files import Document, bytes_of
 from windlass.data.tokenize.resume import found_once
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
 from windlass.errors import UserError
-from windlass.units import MIB, format_bytes
+from windlass.units import MIB, counted, format_bytes
 
 SAMPLE_BYTES: Final = MIB  # of text, whose tokens are counted: our choice, about 250,000 tokens
 SAMPLE_OF_ONE: Final = MIB // 16  # of one document, so that at least 16 are asked
@@ -76,9 +76,12 @@ def border_of(
         raise UserError(given, rule, "hold out less, or give more text; or validation: none")
     alike = copies.get(digest, 1)  # each is cut
     whole, part = len(lowest) - is_cut, max(1, (wanted - held) // alike)
-    of = "one" if alike == 1 else f"each of {alike} copies of one"
-    words = f"{whole} documents" + (f" and the last {format_bytes(part)} of {of}" if is_cut else "")
-    log(f"validation: {format_bytes(held + (part * alike if is_cut else size))} of text are held out: {words}")
+    another = "another document" if whole else "one document"
+    of = another if alike == 1 else f"each of {alike} copies of {another}"
+    words = [counted(whole, "document")] * bool(whole) + [f"the last {format_bytes(part)} of {of}"] * is_cut
+    log(
+        f"validation: {format_bytes(held + (part * alike if is_cut else size))} of text held out: {' and '.join(words)}"
+    )
     return Border(digest, Split(digest, part)) if is_cut else Border(digest + 1)
 
 

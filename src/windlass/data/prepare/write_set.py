@@ -196,8 +196,8 @@ def _streams(sources: Sequence[Source], is_apart: bool) -> list[list[int]]:
 
 def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: Callable[[str], None]) -> Any:
     """Only best-fit, of conversations that fit, cuts no answer and leaves no sample without a target."""
-    if is_chat and config.packing != "best-fit":
-        log(f"{name}: conversations are packed whole (best-fit) whatever data.packing is: no answer is cut")
+    if is_chat and config.packing != "best-fit" and name == "train":  # once for all sets
+        log("conversations are packed whole (best-fit) whatever data.packing is: no answer is cut")
     return pack_pairs if is_pairs else PACK["best-fit" if is_chat else config.packing]
 
 

@@ -24,7 +24,7 @@ from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.formats import kind_of
 from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
 from windlass.errors import UserError
-from windlass.units import format_duration
+from windlass.units import counted, format_duration
 
 POLL_S: Final = 0.5
 
@@ -78,7 +78,8 @@ def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = 
         if time.monotonic() - since_s > patience.deadline_s:
             waited = format_duration(time.monotonic() - since_s)
             raise UserError(
-                f"{directory} holds {num_files} files, no further one came within {waited}, and no {config.grows_until}",
+                f"{directory} holds {counted(num_files, 'file')}, no further one came within {waited}, and no "
+                f"{config.grows_until}",
                 f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.deadline_s:g}",
                 f"see what fills it, or make {config.grows_until}; or raise data.order.deadline_s",
             )

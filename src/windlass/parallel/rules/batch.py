@@ -6,6 +6,7 @@ from itertools import count
 from windlass.errors import UserError
 from windlass.parallel.config import Schedule
 from windlass.parallel.rules.pipeline import fits, micro_batch_errors
+from windlass.units import counted
 
 
 def batch_errors(
@@ -37,7 +38,7 @@ def batch_errors(
     if micros:
         remedy += f"; or, keeping it, run.micro_batch={' or '.join(micros[:6])}"
     yield UserError(
-        f"run.tokens_per_step={tokens_per_step} ({sequences} sequences) on {batch_ranks} ranks with "
+        f"run.tokens_per_step={tokens_per_step} ({sequences} sequences) on {counted(batch_ranks, 'rank')} with "
         f"run.micro_batch={'auto' if is_auto else micro_batch}",
         f"sequences per step must be a multiple of micro_batch x ranks = {per_round}",
         remedy,

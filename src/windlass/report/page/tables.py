@@ -19,6 +19,21 @@ CAUSES: Final = {"training": 0, "data_wait": 1, "evaluate": 2, "warm_up": 3, "re
 OTHER: Final = 7
 MAX_SET_TILES: Final = 4  # further validation sets are in the chart
 BULKY: Final = ("packages",)  # tables that open on request
+OF_ADVICE: Final = {
+    "accumulation": "micro-batches of a rank per step",
+    "elements": "parameters",
+    "end_elements": "parameters outside the blocks",
+    "trained_elements": "trained parameters",
+    "units": "units that FSDP gathers",
+    "end_units": "of them outside the blocks",
+    "gathered_bytes": "bytes of a gathered element",
+    "reduced_bytes": "bytes of a summed gradient",
+    "flops_per_token": "FLOPs per token",
+    "recomputed_flops": "recomputed FLOPs per token",
+    "peak_flops": "peak FLOP/s of a device",
+    "filled": "share of positions that hold a token",
+}
+"""What the numbers of advice/facts.py are called."""
 UNTOLD: Final = ("kind", "time", "step", "ledger", "non_finite", "drift")  # of a note; drift is sentences
 USEFUL: Final = ("training",)  # causes that goodput counts
 Tile = tuple[str, str, str]  # what, figure, remark
@@ -157,7 +172,12 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
         title, table = waiting.pop(0)
         deeper = [(str(key), value) for key, value in table.items() if isinstance(value, Mapping) and not is_row(value)]
         waiting = deeper + waiting
-        rows = [(str(key), words(value)) for key, value in table.items() if value and (key, value) not in deeper]
+        names = OF_ADVICE if title == "facts" else {}
+        rows = [
+            (names.get(key, str(key)), words(value))
+            for key, value in table.items()
+            if value and (key, value) not in deeper
+        ]
         tables.append((title.replace("_", " "), title in BULKY or len(rows) > 30, rows))
     return [table for table in tables if table[2]]
 

@@ -130,7 +130,7 @@ def _by_room(
     keys = [key for key in left_open if key != "parallel.zero"]
     if not keys:
         return config, of_zero
-    chosen, how = _sized(config, plan, runtime, room)
+    chosen, how = _sized(config, plan, runtime, room, keys)
     if (
         room is not None
         and "parallel.compile" in keys
@@ -138,18 +138,22 @@ def _by_room(
         and (racing := racing_kernels(runtime))
     ):
         plain = config.changed(parallel=config.parallel.changed(compile=False))
-        chosen, how = _sized(plain, plan, runtime, room)
+        chosen, how = _sized(plain, plan, runtime, room, keys)
         how += f"; not compiled, since {racing[0]} would read back what its other threads have just written"
     return chosen, [*of_zero, f"{_shown(chosen, keys)}: {how}"]
 
 
-def _sized(config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None) -> tuple[RunConfig, str]:
+def _sized(
+    config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None, keys: Sequence[str]
+) -> tuple[RunConfig, str]:
+    """`keys`: those that the recipe leaves open."""
     least = _with(config, micro_batch=config.micro_batch, recompute="none")
     layout, memory = config.parallel.layout(runtime.world), memory_of(config, plan, runtime)
     if room is None:
-        return least, "the least, on a CPU"
+        words = {"micro_batch": "the smallest micro-batch", "recompute": "no recomputation", "compile": "not compiled"}
+        return least, "on a CPU " + ", ".join(words[key.rpartition(".")[2]] for key in keys)
     if not memory.is_counted:
-        return least, "the least, since what a rank of this layout keeps is not counted; numbers of yours are taken"
+        return least, "the smallest, since what a rank of this layout keeps is not counted; numbers of yours are taken"
     sizes = _sizes(config, plan.architecture, runtime.world, layout.batch_ranks)
     length = config.data.sequence_length
     trials = worth_trying(sizes, memory, length, room.limit_bytes)

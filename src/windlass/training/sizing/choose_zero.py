@@ -55,7 +55,7 @@ def with_least_zero(
         return config, []
     usual = _cut(config, config.parallel.zero_stage)
     if runtime.world == 1:
-        return usual, _said(usual, "one rank cuts nothing")
+        return usual, []  # one rank cuts nothing
     if not memory_of(usual, plan, runtime).is_counted:
         return usual, _said(usual, "what a rank of this layout keeps is not counted")
     limit_bytes = room.limit_bytes if room is not None else _share_of_all(runtime)
