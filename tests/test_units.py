@@ -45,6 +45,7 @@ def test_one_is_singular():
     assert [units.counted(number, "document", ",") for number in (0, 1, 2, 1234)] == [
         "0 documents", "1 document", "2 documents", "1,234 documents",
     ]  # fmt: skip
+    assert units.counted(2, "micro-batch") == "2 micro-batches"
 
 
 def test_three_digits_end_in_zeros_too():

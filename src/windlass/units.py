@@ -26,8 +26,9 @@ def format_count(count: float, is_fixed: bool = False) -> str:
 
 
 def counted(number: int, noun: str, form: str = "d") -> str:
-    """'1 document', '2 documents'."""
-    return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+    """'1 document', '2 documents', '2 batches'."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:{form}} {noun}{'' if number == 1 else ending}"
 
 
 def three_digits(value: float) -> str:

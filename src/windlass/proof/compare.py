@@ -20,6 +20,7 @@ from windlass.model.names import names_of
 from windlass.proof.reference_run import Expected, ReferenceRun, trimmed
 from windlass.proof.watch import EMBEDDED, Seen
 from windlass.report.events import Event
+from windlass.units import counted
 
 TOLERANCE: Final = 1e-10
 SHARE_OF_MODEL: Final = 1e-3  # of the model's largest element: what a tensor of next to nothing is held against
@@ -51,14 +52,14 @@ def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[floa
     largest, where = 0.0, ""
     for rank, ours in enumerate(ranks):
         if len(ours) != len(expected):
-            there = _counted(ours, "number")
-            return ProofRow(what, _counted(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
+            there = counted(len(ours), "number")
+            return ProofRow(what, counted(len(expected), "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
         for step, (a, b) in enumerate(zip(ours, expected), first_step):
             apart = abs(a - b) / max(1.0, abs(b))
             if not apart <= TOLERANCE and not where:
                 where = f"step {step} on rank {rank}: {a!r}, one process has {b!r}"
             largest = _larger(largest, apart)
-    return ProofRow(what, f"{_counted(expected, 'step')}, {_counted(ranks, 'rank')}", largest, TOLERANCE, where)
+    return ProofRow(what, f"{counted(len(expected), 'step')}, {counted(len(ranks), 'rank')}", largest, TOLERANCE, where)
 
 
 def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, torch.Tensor]) -> ProofRow:
@@ -80,7 +81,7 @@ def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, 
             pairs = [f"{float(a)!r}, one process has {float(b)!r}" for a, b in zip(ours, theirs, strict=True)]
             where = f"{called}: its sum is {pairs[0]}; its sum of squares {pairs[1]}"
         largest = _larger(largest, apart)
-    return ProofRow("residual stream", f"{_counted([*expected], 'layer')}", largest, TOLERANCE, where)
+    return ProofRow("residual stream", counted(len(expected), "layer"), largest, TOLERANCE, where)
 
 
 def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> ProofRow:
@@ -100,7 +101,7 @@ def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -
                     where = f"step {step + 1} on rank {rank}: {name} {how}"
                 largest = _larger(largest, apart)
     return ProofRow(
-        "router figures", f"{_counted(expected, 'step')}, {_counted(ranks, 'rank')}", largest, TOLERANCE, where
+        "router figures", f"{counted(len(expected), 'step')}, {counted(len(ranks), 'rank')}", largest, TOLERANCE, where
     )
 
 
@@ -137,7 +138,7 @@ def tensors(
             largest = _larger(largest, worst)
     return ProofRow(
         what,
-        f"{compared} tensors, {_counted(ranks, 'rank')}",
+        f"{compared} tensors, {counted(len(ranks), 'rank')}",
         largest,
         TOLERANCE,
         _worst_tensor(wrong, names, are_gradients),
@@ -181,10 +182,6 @@ def _larger(one: float, other: float) -> float:
     return one + other if math.isnan(one + other) else max(one, other)
 
 
-def _counted(items: Sequence[Any], word: str) -> str:
-    return f"{len(items)} {word}{'s' * (len(items) != 1)}"
-
-
 def _hf_name(name: str, names: Mapping[str, tuple[str, ...]]) -> str:
     """Hugging Face's name; where that holds several of our tensors, which of them."""
     hf_name = names[name][0]
@@ -218,7 +215,7 @@ def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]])
                 where = where or f"step {step + 1}: {name} over the ranks are not the global batch's, each once"
                 wrong += 1
     num_rows = sum(len(batch["input_ids"]) for batch in expected)
-    return ProofRow(what, f"{num_rows} rows, {_counted(seen, 'rank')}", float(wrong), 0.0, where)
+    return ProofRow(what, f"{num_rows} rows, {counted(len(seen), 'rank')}", float(wrong), 0.0, where)
 
 
 def _sorted(rows: torch.Tensor) -> torch.Tensor:
@@ -246,7 +243,7 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
     touched = [(rank, name) for rank, one in enumerate(seen) for name in one.touched]
     if any(is_factor(name) for name in one_process.weights):
         where = f"{touched[0][1]} on rank {touched[0][0]} has other bits than before the first step" if touched else ""
-        yield ProofRow("frozen base", f"{_counted(seen, 'rank')}", float(len(touched)), 0.0, where)
+        yield ProofRow("frozen base", counted(len(seen), "rank"), float(len(touched)), 0.0, where)
     yield numbers("validation before", [one[:1] for one in scored], one_process.evaluations[:1], 0)
     yield numbers("validation after", [one[1:] for one in scored], one_process.evaluations[1:], len(one_process.losses))
     if any(one_process.figures):
