@@ -40,7 +40,7 @@ def test_json_is_the_events_and_nothing_else(windlass):
     assert "finished at step 10 of 10" in err
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_quiet_prints_nothing_of_a_run_without_incidents(windlass, ranks):
     *printed, directory = windlass(f"quiet {ranks}", "--quiet", f"--nproc={ranks}")
     assert printed == [0, "", ""]

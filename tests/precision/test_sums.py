@@ -42,13 +42,16 @@ CASES = {
     "compiled, full": {"recompute": "full", "compile": True},
     "one matrix whole beside an adapter": {"adapter": {"rank": 2, "also_train": ["*o_proj*"]}},
 }
+QUICK = ("plain", "biases", "fp16", "compiled", "one matrix whole beside an adapter")
+LONG = tuple(case for case in CASES if case not in QUICK)
 
 
+@pytest.mark.parametrize("cases", [QUICK, pytest.param(LONG, marks=pytest.mark.long)], ids=["quick", "long"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
-def test_products_add_up_what_is_otherwise_added_after_them(ranks):
-    calls = [partial(gradients, summed, **given) for given in CASES.values() for summed in (False, True)]
+def test_products_add_up_what_is_otherwise_added_after_them(ranks, cases):
+    calls = [partial(gradients, summed, **CASES[case]) for case in cases for summed in (False, True)]
     (found,) = ranks.run(1, each, *calls)
-    for case, (after, inside) in zip(CASES, zip(found[::2], found[1::2], strict=True), strict=True):
+    for case, (after, inside) in zip(cases, zip(found[::2], found[1::2], strict=True), strict=True):
         assert after[0] == inside[0] and after[1].keys() == inside[1].keys(), case
         assert after[2] == inside[2] == [], "handed over, and freed"
         unit, differ = HALF_A_STEP[CASES[case].get("policy", "bf16")], set()
