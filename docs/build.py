@@ -71,7 +71,7 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
     ("A key that is given twice", ("train", "mine.yaml"), {"mine.yaml": TWICE}),
     ("A global batch that is not whole sequences", ("train", "demo", "run.tokens_per_step=3000"), {}),
     ("A global batch that the micro-batch does not divide", ("train", "demo", "run.micro_batch=3", "--nproc=1"), {}),
-    ("A warm-up longer than the run", ("train", "demo", "run.steps=20"), {}),
+    ("A warm-up longer than the run", ("train", "demo", "optim.warmup_steps=1000"), {}),
     ("A setting without effect", ("train", "demo", "optim.decay_fraction=0.1"), {}),
     ("A family that does not exist", ("train", "demo", "model.family=qwen"), {}),
     ("A field that the family does not have", ("train", "demo", "model.hiden_size=64"), {}),

@@ -1,13 +1,17 @@
 """README's recipe is one, its first commands run as they are written, and those that show its claims name tests that exist."""
 
+import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests import tiny
 from tests.commands.command_line import run_command
-from tests.commands.recipes.test_new_recipe import write_texts
-from tests.docs.pages import commands_in, run_commands
+from tests.commands.recipes.test_new_recipe import ROWS, write_texts
+from tests.docs.pages import commands_in, recipe_in, run_commands
 from windlass.cli import main as cli
 from windlass.config import load_recipe, to_yaml
 from windlass.launch.nodes import nodes_of
@@ -22,6 +26,27 @@ def test_the_recipe_of_the_readme_loads(tmp_path):
     (tmp_path / "readme.yaml").write_text(textwrap.dedent(block))
     recipe = load_recipe(tmp_path / "readme.yaml")
     assert len(recipe.data.sources) == 2 and recipe.data.isolate
+
+
+@pytest.mark.parametrize(("page", "number"), [("README.md", 11), ("docs/howto/install.md", 3)])
+def test_the_recipe_of_every_train_and_init_loads(page, number, tmp_path, monkeypatch, capsys):
+    """With its overrides, as it is written: `windlass train demo run.steps=20` was refused."""
+    text = (ROOT / page).read_text()
+    commands = re.findall(r"windlass (train|init) ([^`#\n]+)", text)
+    assert len(commands) == number
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path / "texts", 20)
+    for name, kind in (("chats", "sft"), ("pairs", "dpo")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(ROWS[kind]))
+    if "```yaml" in text:
+        (tmp_path / "recipe.yaml").write_text(recipe_in(text))
+    for command, given in sorted(commands):  # init writes what train reads
+        words = shlex.split(given)
+        if command == "init":
+            code, done = run_command(["init", *words], monkeypatch, capsys)
+            assert code == 0, (given, done.err)
+        else:
+            assert load_recipe(*(word for word in words if not word.startswith("-"))).data.sources, given
 
 
 def test_files_that_the_readme_names_exist():
