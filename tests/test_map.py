@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("training", "training.parts", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.speed": ("", "advice", "report"),
-    "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "other_names"),
+    "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "model", "other_names"),
     "proof": (
         "",
         "training",

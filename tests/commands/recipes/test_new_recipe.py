@@ -63,6 +63,37 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.data.isolate == (kind == "sft"), "chats that share a sequence do not see each other"
 
 
+BASE = {
+    "model_type": "qwen3", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "adapter", "rate"),
+    [
+        (BASE, "sft", "none", 1e-3),
+        (BASE | {"vocab_size": 775_000}, "sft", "none", 1e-3),  # 99,987,840 parameters
+        (BASE | {"vocab_size": 775_200}, "sft", "lora", 2e-4),  # 100,013,440
+        (BASE, "dpo", "lora", 5e-6),
+        (BASE, "pretrain", "none", 1e-5),
+        (BASE | {"model_type": "unknown"}, "sft", "lora", 2e-4),
+        ([], "sft", "lora", 2e-4),
+        (None, "sft", "lora", 2e-4),
+    ],
+)
+def test_a_small_base_learns_conversations_with_all_its_parameters(here, config, kind, adapter, rate):
+    """With LoRA a base of a million parameters learned nothing in the 31 steps of its recipe."""
+    (here / "base").mkdir()
+    if config is not None:
+        (here / "base/config.json").write_text(json.dumps(config))
+    (here / "rows.jsonl").write_text(json.dumps(ROWS[kind]))
+    init(here / "r.yaml", "rows.jsonl", "base", None, None, None)
+    recipe = load_recipe(here / "r.yaml")
+    assert (recipe.adapter.kind, recipe.optim.learning_rate) == (adapter, rate)
+    assert ("a base of under 100 M learns little through LoRA" in (here / "r.yaml").read_text()) == (rate == 1e-3)
+
+
 @pytest.mark.parametrize(
     ("row", "rows"),
     [

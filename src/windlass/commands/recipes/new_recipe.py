@@ -27,6 +27,8 @@ from windlass.config import parse_recipe
 from windlass.data.files import write_durably
 from windlass.errors import UserError, nearest, nearest_entry
 from windlass.hub.client import is_hub_name
+from windlass.model.config import architecture_from_hf
+from windlass.model.flops import count_parameters
 from windlass.recipe import parse_yaml, recipe_text
 from windlass.settings import read_count
 
@@ -78,6 +80,16 @@ def _check_model(model: str) -> None:
         )
 
 
+def _num_parameters(model: str) -> int | None:
+    """Of a model in a directory here, by its config.json. None: not known."""
+    try:
+        return count_parameters(
+            architecture_from_hf(json.loads((Path(model).expanduser() / "config.json").read_bytes()))
+        )
+    except (OSError, ValueError, TypeError, AttributeError, UserError):  # `train` says what is wrong with it
+        return None
+
+
 def init(
     out: Path,
     data: str | None,
@@ -118,13 +130,12 @@ def init(
             "turns are marked by the chat template of a model's tokenizer, and a new model has none",
             "name a model, such as --model Qwen/Qwen3-4B; or --kind pretrain for texts",
         )
-    chosen = Chosen(256 if model == SMALL else USUAL, "drop", "")
-    if kind != "pretrain":
-        chosen = choose_length(file, shape, model)
-    duration = _duration(steps, kind, ask)
-    text = written(out, {**source, **shape.settings}, model, duration, kind, chosen, _validation(source, file, shape))
+    is_text, usual = kind == "pretrain", Chosen(256 if model == SMALL else USUAL, "drop", "")
+    chosen = usual if is_text else choose_length(file, shape, model)
+    duration, rows = _duration(steps, kind, ask), {**source, **shape.settings}
+    text = written(out, rows, model, duration, kind, chosen, _validation(source, file, shape), _num_parameters(model))
     parse_recipe(text, str(out))
-    to_mend = [missing_template(model) if kind == "sft" else None, bad_rows_note({**source, **shape.settings})]
+    to_mend = [missing_template(model) if kind == "sft" else None, bad_rows_note(rows)]
     write_durably(out, text.encode())
     chose = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
     return chose, [sentence for sentence in to_mend if sentence]
