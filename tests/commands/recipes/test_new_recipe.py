@@ -270,6 +270,10 @@ def test_an_array_may_begin_after_an_empty_line(here):
         ({"kind": "rl"}, "--kind rl"),
         ({"model": "smal"}, "--model smal"),
         ({"model": "./text"}, "--model ./text"),
+        ({"model": "../nowhere"}, "--model ../nowhere"),
+        ({"model": "/nowhere/model"}, "--model /nowhere/model"),
+        ({"model": "texts/0.tx"}, "--model texts/0.tx: the folder texts has no 0.tx"),
+        ({"model": "runs/bas"}, "--model runs/bas: the folder runs has no bas"),
         ({"kind": "sft"}, "--model small with conversations"),
         ({"kind": "dpo"}, "--model small with pairs"),
         ({"steps": None, "ask": "ten"}, "'ten' steps"),
@@ -279,13 +283,19 @@ def test_an_array_may_begin_after_an_empty_line(here):
 )
 def test_refusals_of_init_write_nothing(here, given, words):
     write_texts(here / "texts", 2)
+    (here / "runs/base").mkdir(parents=True)
     before = sorted(here.rglob("*"))
     given = {"out": "r.yaml", "data": "texts", "model": "small", "steps": 5, "kind": None, "ask": None} | given
     ask = None if given["ask"] is None else lambda _question, _default: given["ask"]
     with pytest.raises(UserError) as caught:
         init(Path(given["out"]), *(given[key] for key in ("data", "model", "steps", "kind")), ask)
     assert caught.value.given == words and sorted(here.rglob("*")) == before
-    near = {"smal": "did you mean `small`? ", "./text": "did you mean `texts`? "}.get(given["model"], "")
+    near = {
+        "smal": "did you mean `small`? ",
+        "./text": "did you mean `texts`? ",
+        "texts/0.tx": "for a hub name, run init where no folder is called texts; ",  # a file is no model
+        "runs/bas": "did you mean `runs/base`? for a hub name, run init where no folder is called runs; ",
+    }.get(given["model"], "")
     assert caught.value.change.startswith(near)
 
 

@@ -71,12 +71,17 @@ def _check_model(model: str) -> None:
             "it is a run; --model takes a model that a run exported",
             f"windlass export {shlex.quote(model)}, then --model {shlex.quote(model.rstrip('/') + '/export')}",
         )
-    if model != SMALL and not is_hub_name(model) and not Path(model).expanduser().is_dir():
-        near = nearest(model, [SMALL]) or nearest_entry(Path(model).expanduser())
+    folder = Path(model).expanduser()
+    is_in_folder = (
+        is_hub_name(model) and folder.parent.is_dir()
+    )  # runs/nope: a path with a typo, more likely than a hub name
+    if model != SMALL and not folder.is_dir() and (is_in_folder or not is_hub_name(model)):
+        near = nearest(model, [SMALL]) or nearest_entry(folder, (one.name for one in folder.parent.glob("*/")))
+        elsewhere = f"for a hub name, run init where no folder is called {folder.parent}; " if is_in_folder else ""
         raise UserError(
-            f"--model {model}",
+            f"--model {model}" + (f": the folder {folder.parent} has no {folder.name}" if is_in_folder else ""),
             f"a model is {SMALL} (a new one), a directory here, or a hub name, which has the form org/name",
-            f"{near}for example --model Qwen/Qwen3-4B, or --model {SMALL}",
+            f"{near}{elsewhere}for example --model Qwen/Qwen3-4B, or --model {SMALL}",
         )
 
 
