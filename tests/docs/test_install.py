@@ -1,8 +1,14 @@
 """The distribution is windlass-lm: a bare `pip install windlass` brings another project."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+
+from windlass.commands.export_adapter import load_with_peft
+from windlass.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BARE = re.compile(r"pip3? install [^\n`]*?(?<![\w./-])windlass(?![-\w./])")
@@ -43,3 +49,15 @@ def test_extras_that_are_named_exist():
     }
     assert PROJECT["name"] == "windlass-lm" and named
     assert named <= set(PROJECT["optional-dependencies"]), named
+
+
+def test_the_export_of_an_adapter_names_its_extra_on_every_page(monkeypatch):
+    """In README it could be read as optional, and the message was the first to name it: after the training."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match="an adapter is exported, and peft is not installed") as caught:
+        load_with_peft(ROOT, ROOT, None)
+    install = "pip install 'windlass-lm[peft]'"
+    assert caught.value.change == f"{install}, or export the merged model with --merge"
+    for page in ("README.md", "docs/howto/finetune.md"):
+        lines = [line for line in (ROOT / page).read_text().splitlines() if "# PEFT's adapter" in line]
+        assert len(lines) == 1 and install in lines[0], page

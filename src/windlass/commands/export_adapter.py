@@ -111,7 +111,7 @@ def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:
         raise UserError(
             "an adapter is exported, and peft is not installed",
             "an export is loaded back and compared before it is finished; PEFT loads an adapter",
-            "pip install peft, or export the merged model with --merge",
+            "pip install 'windlass-lm[peft]', or export the merged model with --merge",
         ) from None
     plain = {"experts_implementation": "eager"} if architecture.sparse_layers else {}
     model = auto_model().from_pretrained(base, dtype=torch.float32, **plain)
