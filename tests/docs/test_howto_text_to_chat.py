@@ -25,6 +25,13 @@ def test_its_recipes_are_taken_and_the_base_has_the_parameters_that_it_says():
     assert f"{(count_parameters(base) - rows) / 1e6:.0f} million parameters beside the embedding" in PAGE
 
 
+def test_its_finetune_of_few_chats_has_more_than_a_few_steps():
+    """300 chats were two steps of 16,384 tokens, which taught nothing."""
+    chat = parse_recipe(RECIPES["chat.yaml"])
+    assert "300 short chats fill ten" in PAGE
+    assert chat.run.epochs * 10 * chat.data.sequence_length // chat.run.tokens_per_step == 30
+
+
 @pytest.mark.long
 def test_text_becomes_a_model_that_chats(tmp_path, monkeypatch, capsys):
     tiny.write_corpus(tmp_path / "texts")
