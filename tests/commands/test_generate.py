@@ -216,6 +216,12 @@ def test_the_command_answers_line_by_line(chatting, monkeypatch, capsys):
     assert caught.value.code == 0 and first != second, "the second answer is behind more words"
 
 
+def test_a_run_on_texts_that_is_asked_is_exported_first(run):
+    with pytest.raises(UserError, match="has no chat template") as caught:
+        generate(run, ["a"], Sampling(), chat=True)
+    assert caught.value.change.startswith(f"`windlass export {run} base`, write these four lines into base/")
+
+
 def test_what_a_conversation_cannot_be_is_refused(chatting, exported):
     with pytest.raises(UserError, match="has no chat template"):
         ChatWriter(open_saved(exported.directory))

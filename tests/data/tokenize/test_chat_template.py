@@ -26,6 +26,7 @@ from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.stream.collate import collate
 from windlass.data.tokenize.chat_template import Template, check_template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
+from windlass.data.tokenize.template_files import SIMPLE_TEMPLATE
 from windlass.errors import UserError
 
 PLAIN = (
@@ -187,6 +188,11 @@ def test_a_call_of_a_tool_is_learned_and_must_be_written(planted):
     assert answers == [f"[pull]{TURN}", "<|endoftext|>"]
     with pytest.raises(UserError, match="the answer 'pull' is not in what would be learned"):
         learned(planted, PLAIN, messages)
+
+
+def test_the_template_of_the_message_teaches_answers_and_their_ends(planted):
+    _, answers = learned(planted, SIMPLE_TEMPLATE, MESSAGES)
+    assert answers == [f"The red one.{EOS}", f"Pull it in\nslowly.{EOS}"]
 
 
 def test_a_tokenizer_without_a_template_is_refused(planted):

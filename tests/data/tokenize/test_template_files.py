@@ -1,10 +1,12 @@
 """Whether a tokenizer's files hold a chat template, and whether it reads the clock."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from windlass.data.tokenize.template_files import check_has_template, on_day, reads_clock
+from windlass.data.tokenize.template_files import SIMPLE_TEMPLATE, check_has_template, no_template, on_day, reads_clock
 from windlass.errors import UserError
 
 
@@ -22,6 +24,30 @@ def test_a_template_is_found_in_either_file(tmp_path):
     assert not reads_clock([config, template])
     template.write_text("{{ strftime_now('%Y') }}")
     assert reads_clock([config, template])
+
+
+def test_what_has_no_template_is_given_one(tmp_path, monkeypatch):
+    """A wheel brings no docs to look it up in. A checkpoint's files are hashed: nothing is written beside them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    step = "runs/my run/checkpoints/step-00000009/tokenizer"
+    (tmp_path / step).mkdir(parents=True)
+    for where, change in (
+        ("base", "use the tokenizer of a chat model, or write these four lines into base/chat_template.jinja"),
+        ("org/name", "use the tokenizer of a chat model, or download org/name and write these four lines into "
+                     "chat_template.jinja there"),
+        (step, "`windlass export 'runs/my run' base`, write these four lines into base/chat_template.jinja, and finetune it: "
+               "`windlass init --data CHATS --model base`"),
+    ):  # fmt: skip
+        error = no_template(where)
+        assert error.change == f"{change}:\n{SIMPLE_TEMPLATE}" and "docs/" not in str(error)
+    assert len(SIMPLE_TEMPLATE.splitlines()) == 4
+
+
+@pytest.mark.parametrize("page", ["text-to-chat", "prepare-data"])
+def test_the_template_of_the_message_is_that_of_the_pages(page):
+    text = (Path(__file__).parents[3] / f"docs/howto/{page}.md").read_text()
+    assert re.findall(r"```jinja\n(.*?)\n```", text, re.S) == [SIMPLE_TEMPLATE]
 
 
 def test_every_call_of_the_clock_says_the_day():

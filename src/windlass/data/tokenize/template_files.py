@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,13 @@ from windlass.errors import UserError
 CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])([^"'\\]*)\1\s*\)""")
 OTHER_CLOCK: Final = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?(un)?defined).{0,40}")
 DRAW: Final = re.compile(r"""(\|\s*random\b|["']random["']|\blipsum\b).{0,40}""")
+
+SIMPLE_TEMPLATE: Final = """\
+{% for message in messages %}{{ message.role }}:
+{{ message.content }}{{ eos_token }}
+{% endfor %}{% if add_generation_prompt %}assistant:
+{% endif %}"""
+"""For any tokenizer: it adds no token, and what it writes before an answer ends in a line break."""
 
 
 def on_day(template: str, date: str | None) -> str:
@@ -50,11 +58,22 @@ def _code_of(template: str) -> str:
 
 
 def no_template(where: str) -> UserError:
+    """`where`: a directory, or a hub name. Its change holds a whole template: an installed wheel has no docs."""
+    folder = Path(where)
+    change = f"use the tokenizer of a chat model, or write these four lines into {folder / TEMPLATE_FILE}"
+    if (
+        folder.parent.parent.name == "checkpoints"
+    ):  # of a run: its files are hashed, and it has learned no conversations
+        change = (
+            f"`windlass export {shlex.quote(str(folder.parents[2]))} base`, write these four lines into base/{TEMPLATE_FILE}, "
+            "and finetune it: `windlass init --data CHATS --model base`"
+        )
+    elif not folder.is_dir():
+        change = f"use the tokenizer of a chat model, or download {where} and write these four lines into {TEMPLATE_FILE} there"
     return UserError(
         f"the tokenizer in {where} has no chat template",
-        f"conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in {CONFIG_FILE}",
-        "take the tokenizer of a chat model, or write a chat_template.jinja into the directory of yours: one of four lines is in "
-        "docs/howto/prepare-data.md, Conversations",
+        f"conversations are written by the tokenizer's own template: {TEMPLATE_FILE}, or chat_template in {CONFIG_FILE}",
+        f"{change}:\n{SIMPLE_TEMPLATE}",
     )
 
 
