@@ -228,6 +228,28 @@ def test_what_is_not_given_is_asked(here):
     assert asked[-1] == ("Epochs", "3") and load_recipe(here / "s.yaml").run.epochs == 2
 
 
+def test_an_answer_that_is_refused_is_asked_for_again_at_once(here, capsys):
+    """A mistyped path was refused after the second answer, and all answers were lost."""
+    write_texts(here / "texts", 2)
+    asked, given = [], iter(["text", "texts", "smal", "small", "many", "7"])
+
+    def ask(question, default):
+        asked.append(question.partition(":")[0])
+        return next(given)
+
+    init(here / "r.yaml", None, None, None, None, ask)
+    assert asked == ["Data", "Data", "Model", "Model", "Optimizer steps", "Optimizer steps"]
+    assert load_recipe(here / "r.yaml").run.steps == 7
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0::3] == ["no data at text", "--model smal", "'many' steps"]
+    assert printed[2] == "  change: did you mean `texts`? correct the path"
+
+
+def test_what_is_given_is_not_asked_for_again(here):
+    with pytest.raises(UserError, match="no data at nowhere"):
+        init(here / "r.yaml", "nowhere", None, None, None, lambda _question, _default: pytest.fail("asked"))
+
+
 @pytest.mark.parametrize("pattern", ["folder/*/rows.jsonl", "*/a/rows.jsonl", "folder/?/*.jsonl"])
 def test_the_first_file_of_a_glob_says_what_its_rows_are(here, pattern):
     (here / "folder" / "a").mkdir(parents=True)
@@ -276,8 +298,9 @@ def test_an_array_may_begin_after_an_empty_line(here):
         ({"model": "runs/bas"}, "--model runs/bas: the folder runs has no bas"),
         ({"kind": "sft"}, "--model small with conversations"),
         ({"kind": "dpo"}, "--model small with pairs"),
-        ({"steps": None, "ask": "ten"}, "'ten' steps"),
-        ({"data": None, "ask": ""}, "no data"),
+        ({"steps": "ten"}, "'ten' steps"),
+        ({"data": ""}, "no data"),
+        ({"data": "./text"}, "no data at ./text"),
         ({"out": "texts"}, "texts is there already"),
     ],
 )
@@ -285,17 +308,16 @@ def test_refusals_of_init_write_nothing(here, given, words):
     write_texts(here / "texts", 2)
     (here / "runs/base").mkdir(parents=True)
     before = sorted(here.rglob("*"))
-    given = {"out": "r.yaml", "data": "texts", "model": "small", "steps": 5, "kind": None, "ask": None} | given
-    ask = None if given["ask"] is None else lambda _question, _default: given["ask"]
+    given = {"out": "r.yaml", "data": "texts", "model": "small", "steps": 5, "kind": None} | given
     with pytest.raises(UserError) as caught:
-        init(Path(given["out"]), *(given[key] for key in ("data", "model", "steps", "kind")), ask)
+        init(Path(given["out"]), *(given[key] for key in ("data", "model", "steps", "kind")), None)
     assert caught.value.given == words and sorted(here.rglob("*")) == before
     near = {
         "smal": "did you mean `small`? ",
         "./text": "did you mean `texts`? ",
         "texts/0.tx": "for a hub name, run init where no folder is called texts; ",  # a file is no model
         "runs/bas": "did you mean `runs/base`? for a hub name, run init where no folder is called runs; ",
-    }.get(given["model"], "")
+    }.get(given["model"] if given["data"] == "texts" else given["data"], "")
     assert caught.value.change.startswith(near)
 
 

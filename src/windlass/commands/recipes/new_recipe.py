@@ -4,10 +4,11 @@ import glob
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args
 
 from windlass.commands.recipes.factory_v1_file import is_list
 from windlass.commands.recipes.first_rows import (
@@ -30,8 +31,12 @@ from windlass.hub.client import is_hub_name
 from windlass.model.config import architecture_from_hf
 from windlass.model.flops import count_parameters
 from windlass.recipe import parse_yaml, recipe_text
+from windlass.safe_text import say
 from windlass.settings import read_count
 
+Answer = TypeVar("Answer")
+Ask = Callable[[str, str], str]
+"""(question, default) -> the answer."""
 DATASETS: Final = "dataset_info.json"
 HELD_OUT: Final = 8
 """Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
@@ -63,8 +68,22 @@ def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> t
     return recipe, found
 
 
-def _check_model(model: str) -> None:
-    """Raises UserError for a name that is no model: a typo would be found when the run begins."""
+def _asked(
+    ask: Ask | None, question: str, default: str, check: Callable[[str], Answer], given: str | None = None
+) -> Answer:
+    """What `check` returns for what is given, or for the first answer that it takes; for `default` where nobody is asked. Raises
+    UserError for what is given."""
+    if given is not None or ask is None:
+        return check(default if given is None else given)
+    while True:
+        try:
+            return check(ask(question, default))
+        except UserError as error:  # the answers before it stay
+            say(error, sys.stderr)
+
+
+def _check_model(model: str) -> str:
+    """The same. Raises UserError for a name that is no model: a typo would be found when the run begins."""
     if (Path(model).expanduser() / "checkpoints").is_dir():
         raise UserError(
             f"--model {model}",
@@ -72,9 +91,8 @@ def _check_model(model: str) -> None:
             f"windlass export {shlex.quote(model)}, then --model {shlex.quote(model.rstrip('/') + '/export')}",
         )
     folder = Path(model).expanduser()
-    is_in_folder = (
-        is_hub_name(model) and folder.parent.is_dir()
-    )  # runs/nope: a path with a typo, more likely than a hub name
+    # runs/nope, beside a folder `runs`: more likely a path with a typo than a hub name
+    is_in_folder = is_hub_name(model) and folder.parent.is_dir()
     if model != SMALL and not folder.is_dir() and (is_in_folder or not is_hub_name(model)):
         near = nearest(model, [SMALL]) or nearest_entry(folder, (one.name for one in folder.parent.glob("*/")))
         elsewhere = f"for a hub name, run init where no folder is called {folder.parent}; " if is_in_folder else ""
@@ -83,6 +101,7 @@ def _check_model(model: str) -> None:
             f"a model is {SMALL} (a new one), a directory here, or a hub name, which has the form org/name",
             f"{near}{elsewhere}for example --model Qwen/Qwen3-4B, or --model {SMALL}",
         )
+    return model
 
 
 def _num_parameters(model: str) -> int | None:
@@ -101,7 +120,7 @@ def init(
     model: str | None,
     steps: int | str | None,
     kind: Kind | None,
-    ask: Callable[[str, str], str] | None,
+    ask: Ask | None,
 ) -> tuple[list[str], list[str]]:
     """Writes a recipe of some twenty lines to `out` -> sentences on the choices in it, and on what must be fixed before it can
     run. What is not given is asked for: `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
@@ -116,12 +135,9 @@ def init(
             "a recipe begins from data: a file, a directory, a glob, a URL or a dataset of the hub",
             "windlass init --data corpus.jsonl; more: --model, --steps, --kind, -o",
         )
-    data = data or (ask("Data: a file, directory, glob, URL or hub dataset", "") if ask else "")
-    model = model or (
-        ask(f"Model: a hub name or directory to finetune, or {SMALL} for a new one", SMALL) if ask else SMALL
-    )
-    _check_model(model)
-    source = _source(data)
+    source = _asked(ask, "Data: a file, directory, glob, URL or hub dataset", "", _source, data)
+    question = f"Model: a hub name or directory to finetune, or {SMALL} for a new one"
+    model = _asked(ask, question, SMALL, _check_model, model or None)
     file = _first_file(source)
     if has_rows(file) and next(first_rows(file), None) is None:
         raise UserError(
@@ -241,16 +257,18 @@ def _source(data: str) -> dict[str, str]:
     if data.count("/") == 1 and not data.startswith((".", "/", "~")) and not path.suffix:
         return {"hub": data}
     raise UserError(
-        f"no data at {data}", "data are files here, a URL, or a dataset of the hub (org/name)", "correct the path"
+        f"no data at {data}",
+        "data are files here, a URL, or a dataset of the hub (org/name)",
+        f"{nearest_entry(path)}correct the path",
     )
 
 
-def _duration(steps: int | str | None, kind: Kind, ask: Callable[[str, str], str] | None) -> tuple[str, int]:
+def _duration(steps: int | str | None, kind: Kind, ask: Ask | None) -> tuple[str, int]:
     """(steps or epochs, how many). Without `steps` conversations and pairs get epochs: they are few, and read a few times."""
     unit, usual = {"sft": ("epochs", "3"), "dpo": ("epochs", "1")}.get(kind, ("steps", "1000"))
     if steps is not None:
         return "steps", _count(str(steps))
-    return unit, _count(ask("Epochs" if unit == "epochs" else "Optimizer steps", usual) if ask else usual)
+    return unit, _asked(ask, "Epochs" if unit == "epochs" else "Optimizer steps", usual, _count)
 
 
 def _count(text: str) -> int:
