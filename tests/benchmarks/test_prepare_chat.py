@@ -15,7 +15,8 @@ def in_words(key):
 
 def test_the_design_gives_the_shares_that_were_measured():
     page = " ".join((DOCS / "design.md").read_text("utf-8").split())
-    assert list(PARENT) == ["parent, 10 MB", "parent, 40 MB", "parent, 160 MB"]
+    assert list(PARENT) == ["parent, 10 MB", "parent, 40 MB", "parent, 160 MB", "parent, 1000 MB"]
+    assert PARENT["parent, 1000 MB"]["parent_share"] <= 0.03
     assert f"its share is {in_words('parent_share')} with two workers" in page
     assert f"without that {in_words('parent_share_less_fixed')} (" in page
 
