@@ -21,7 +21,7 @@ Inside:
 
 run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
-health            whether a run still learns: skipped steps, updates that round to nothing
+health            whether a run still learns: skipped steps, norms far from the usual, updates that round to nothing
 resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open
 memory_advice     what to say where a step has run out of memory
 announce          prints what was derived before step 1 and writes resolved.yaml
