@@ -5,6 +5,7 @@ new_recipe      a recipe from a few answers, or from another tool's file, writte
 Inside:
 
 first_rows      what the first rows of a file are, and how many differ
+split_folder    train*, validation* and test* files of one folder
 written_recipe  the text of a new one
 row_lengths     how long conversations are, and what sequences hold them
 import_recipe   facts and keys of another tool -> a recipe, and what it has not

@@ -23,6 +23,7 @@ from windlass.commands.recipes.first_rows import (
 )
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
+from windlass.commands.recipes.split_folder import find_split
 from windlass.commands.recipes.written_recipe import SMALL, written
 from windlass.config import parse_recipe
 from windlass.data.files import write_durably
@@ -136,6 +137,8 @@ def init(
             "windlass init --data corpus.jsonl; more: --model, --steps, --kind, -o",
         )
     source = _asked(ask, "Data: a file, directory, glob, URL or hub dataset", "", _source, data)
+    split = find_split(source.get("path", "").rstrip("/"))
+    source = {"path": split.train} if split else source
     question = f"Model: a hub name or directory to finetune, or {SMALL} for a new one"
     model = _asked(ask, question, SMALL, _check_model, model or None)
     file = _first_file(source)
@@ -143,8 +146,7 @@ def init(
         raise UserError(
             f"{file} has no row that can be read", "rows are objects of JSON", "correct the file, or name another"
         )
-    shape = shape_of(file, kind)
-    kind = shape.kind
+    kind = (shape := shape_of(file, kind)).kind
     if model == SMALL and kind != "pretrain":
         raise UserError(
             f"--model {SMALL} with {'pairs' if kind == 'dpo' else 'conversations'}",
@@ -153,12 +155,15 @@ def init(
         )
     is_text, usual = kind == "pretrain", Chosen(256 if model == SMALL else USUAL, "drop", "")
     chosen = usual if is_text else choose_length(file, shape, model)
-    duration, rows = _duration(steps, kind, ask), {**source, **shape.settings}
-    text = written(out, rows, model, duration, kind, chosen, _validation(source, file, shape), _num_parameters(model))
+    settings = {**shape.settings, **({} if is_text else {"too_long": chosen.too_long})}
+    duration, rows = _duration(steps, kind, ask), {**source, **settings}
+    held_out = split.validation(settings) if split else _validation(source, file, shape)
+    text = written(out, rows, model, duration, kind, chosen, held_out, _num_parameters(model))
     parse_recipe(text, str(out))
     to_mend = [missing_template(model) if kind == "sft" else None, bad_rows_note(rows)]
     write_durably(out, text.encode())
     chose = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
+    chose += [f"data.validation: {split.meaning}"] if split else []
     return chose, [sentence for sentence in to_mend if sentence]
 
 

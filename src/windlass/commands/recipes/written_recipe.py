@@ -53,7 +53,6 @@ def written(
     if chosen.sequences is not None:  # of few rows: a step takes an eighth of an epoch at most
         sequences = max(2 if kind == "dpo" else 1, min(sequences, _power(chosen.sequences // 8)))
     micro = min(sequences, 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1)
-    rows = rows if kind == "pretrain" else {**rows, "too_long": chosen.too_long}
     trains_all = kind == "sft" and num_parameters is not None and num_parameters < SMALL_BASE
     rate = "4e-3" if is_small else "1e-3" if trains_all else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
     unit, amount = duration
@@ -68,7 +67,7 @@ def written(
         (f"  micro_batch: {micro}", "sequences per rank at once; lower it where memory runs out"),
         *(FROM_NOTHING if is_small else [(f"model: {{from: {json.dumps(model)}}}", "")]),
         ("data:", ""),
-        (f"  sources: [{_flow(rows)}]", ""),
+        (f"  sources: [{flow(rows)}]", ""),
         ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
         (f"  directory: runs/{name}-data", "prepared shards"),
         (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
@@ -89,5 +88,6 @@ def _power(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
-def _flow(source: Mapping[str, Any]) -> str:
+def flow(source: Mapping[str, Any]) -> str:
+    """A mapping of YAML on one line."""
     return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in source.items()) + "}"
