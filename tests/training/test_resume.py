@@ -176,6 +176,8 @@ def test_a_finished_run_started_again_says_so_and_writes_nothing(runs, ranks, ca
     config = recipe(runs.base, "again", "fused", "one", run={"steps": 3})
     directory = config.run.directory
     assert ranks.run(1, train, config)[0]["step"] == 3
+    config.run.directory.joinpath("recipe.yaml").write_text("# override: b=2\n# override: a=1\nseed: 1\n")
+    config._recipe = "# override: a=1\n# override: b=2\nseed: 1\n"
     written = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
     result = loop.train(config)
     assert (result.step, result.stopped) == (3, False)

@@ -89,7 +89,8 @@ def _finished_step(config: RunConfig) -> int | None:
         return None
     may_be_longer = steps != status.step if steps is not None else "data" in config.run.accept_drift
     is_whole = committed_steps(directory / "checkpoints")[:1] == [status.step]
-    is_same = recipe.read_bytes() == config.recipe.encode()
+    lines = recipe.read_text("utf-8").splitlines(), config.recipe.splitlines()
+    is_same = sorted(lines[0]) == sorted(lines[1])  # overrides may come in another order
     return status.step if is_whole and is_same and not may_be_longer else None
 
 

@@ -83,9 +83,13 @@ def open_stream(
         make = add_keys(make, seed, sequences)
     if config.mixture and sequences == 1:  # the loss of a pair is no mean over targets
         make = add_sources(make, prepared.sets["train"].source_shards)
-    timeout_s = config.timeout_s if written is None else math.inf  # a preparation under way has a deadline of its own
+
+    def limit_s() -> float:
+        """Of waiting for a batch. A preparation under way has a deadline of its own."""
+        return config.timeout_s if written is None or written.is_complete else math.inf
+
     consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
-    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, timeout_s, named)
+    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, limit_s, named)
     source: BatchSource = loader
     if written is not None:
         source = GrowingStream(loader, written, state.get("read_from"), log)
