@@ -83,19 +83,19 @@ def open_stream(
         make = add_keys(make, seed, sequences)
     if config.mixture and sequences == 1:  # the loss of a pair is no mean over targets
         make = add_sources(make, prepared.sets["train"].source_shards)
-
-    def limit_s() -> float:
-        """Of waiting for a batch. A preparation under way has a deadline of its own."""
-        return config.timeout_s if written is None or written.is_complete else math.inf
-
     consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
-    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, limit_s, named)
+    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, _limit(config, written), named)
     source: BatchSource = loader
     if written is not None:
         source = GrowingStream(loader, written, state.get("read_from"), log)
     if skipping is not None:
         source = SkippingStream(source, skipping, cut, config.max_bad_shards, ranks or OneRank())
     return source
+
+
+def _limit(config: DataConfig, written: WrittenOrder | None) -> Callable[[], float]:
+    """Seconds that a batch may be waited for, at each wait. A preparation under way has a deadline of its own."""
+    return lambda: config.timeout_s if written is None or written.is_complete else math.inf
 
 
 def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[int], str]:
