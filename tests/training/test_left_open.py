@@ -10,7 +10,7 @@ from windlass.hardware import Accelerator
 from windlass.optim.config import OptimConfig
 from windlass.runtime import Runtime, start_runtime
 from windlass.training.assemble import assemble
-from windlass.training.left_open import choose_policy, keep_choices, without_missing_fp8
+from windlass.training.left_open import choose_policy, describe_few_steps, keep_choices, without_missing_fp8
 from windlass.training.loop import train
 
 CPU = Accelerator("CPU", None)
@@ -151,3 +151,20 @@ def test_fp8_is_refused_where_a_device_lacks_it_and_a_model_is_scored_in_bf16_th
     assert sentence.startswith("precision.policy=fp8 on NVIDIA A100-SXM4-80GB: scored in bf16")
     other = tiny.recipe(base, precision={"policy": "fp32"})
     assert without_missing_fp8(other, [A100]) == (other, [])
+
+
+@pytest.mark.parametrize(("steps", "length"), [(1, "1 step"), (9, "9 steps"), (10, None)])
+def test_epochs_that_make_few_steps_are_one_sentence_that_names_the_batch(base, steps, length):
+    """The page Text to chat made 2 steps of 300 chats, and nothing said why the model answered garbage."""
+    asked = tiny.recipe(base, run={"steps": None, "epochs": 3}, optim={"warmup_steps": 0})
+    sentence = (
+        f"run.epochs=3 is {length} here, in which a model learns little: a smaller run.tokens_per_step (now 128) "
+        "makes more steps of the same data"
+    )
+    assert describe_few_steps(asked, asked.with_steps(steps)) == ([sentence] if length else [])
+
+
+@pytest.mark.parametrize("run", [{"steps": 2}, {"steps": None, "tokens": 256}])
+def test_few_steps_that_were_asked_for_are_meant(base, run):
+    asked = tiny.recipe(base, run=run, optim={"warmup_steps": 0})
+    assert describe_few_steps(asked, asked.with_steps(2)) == []

@@ -48,3 +48,13 @@ def test_nothing_is_left_open_and_the_directory_is_locked(base, prepared):
     assert trainer_state is None and opened_data.stream == prepared.stream
     assert plan.architecture == shape_of(config, prepared)
     assert any(sentence.startswith("precision.policy=auto: fp32 on ") for sentence in sentences)
+
+
+def test_a_run_of_few_steps_says_so_before_it_starts(base, prepared):
+    config = tiny.recipe(base, "few", run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 0})
+    with start_runtime() as runtime, contextlib.ExitStack() as opened:
+        resolved = resolve(config, runtime, True, room_of, opened)
+    steps = resolved.config.run.steps
+    assert 1 < steps < 10
+    (said,) = [sentence for sentence in resolved.sentences if "run.tokens_per_step" in sentence]
+    assert said.startswith(f"run.epochs=0.1 is {steps} steps here")

@@ -3,7 +3,7 @@ devices of the ranks, with a warning where a device has no units for the policy.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
@@ -11,6 +11,11 @@ from windlass.errors import UserError
 from windlass.hardware import FP16_GAIN, Accelerator, fastest_policy
 from windlass.precision.fp8 import check_devices
 from windlass.runtime import Runtime
+from windlass.units import counted
+
+FEW_STEPS: Final = 10
+"""Fewer teach little: two steps of 300 chats took the validation loss from 7.13 to 6.84, thirty at ten times the rate to 1.39
+(a base of 1 M parameters, 2 CPU cores, 2026-11-28)."""
 
 
 def check_policy(config: RunConfig, runtime: Runtime) -> None:
@@ -38,6 +43,18 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
         sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
         steps = math.ceil(sequences * config.data.sequence_length / run.tokens_per_step)
     return config.with_steps(steps)
+
+
+def describe_few_steps(asked: RunConfig, config: RunConfig) -> list[str]:
+    """A sentence where a length that was asked for in epochs became few steps: `config` has them. Steps that were asked for are
+    meant."""
+    run, steps = asked.run, config.run.steps
+    if run.epochs is None or steps is None or steps >= FEW_STEPS:
+        return []
+    return [
+        f"run.epochs={run.epochs:g} is {counted(steps, 'step')} here, in which a model learns little: a smaller "
+        f"run.tokens_per_step (now {run.tokens_per_step}) makes more steps of the same data"
+    ]
 
 
 def without_missing_fp8(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[RunConfig, list[str]]:

@@ -14,7 +14,7 @@ from windlass.host_speeds import check_hosts
 from windlass.runtime import Runtime
 from windlass.training.base_model import complete_adapter
 from windlass.training.drift import begun, check_ranks
-from windlass.training.left_open import check_policy, choose_policy, keep_choices, with_steps
+from windlass.training.left_open import check_policy, choose_policy, describe_few_steps, keep_choices, with_steps
 from windlass.training.model_plan import ModelPlan, plan_model
 from windlass.training.parts.device_memory import FindRoom
 from windlass.training.preflight import check_data, make_ready_once
@@ -42,7 +42,8 @@ def resolve(config: RunConfig, runtime: Runtime, is_prepared: bool, find_room: F
     config, prepared = make_ready_once(config, runtime, is_prepared)
     sentences = check_hosts(prepared.stream, runtime)
     trainer_state = begun(config)
-    config = complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
+    asked, config = config, complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
+    sentences += describe_few_steps(asked, config)
     config, choices = choose_policy(config, runtime.accelerators())
     sentences += choices + check_data(trainer_state, config, prepared, runtime)
     plan = plan_model(config, trainer_state, prepared, runtime)
