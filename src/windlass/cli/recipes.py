@@ -24,7 +24,7 @@ def init(
     steps: Annotated[str | None, typer.Option(metavar="N", help="Optimizer steps, such as 1000 or 1k.")] = None,
     kind: Annotated[str | None, typer.Option(help="pretrain, sft or dpo. Default: by the rows of the data.")] = None,
 ) -> None:
-    """Write a recipe of some twenty lines that runs, from three questions or the flags that answer them."""
+    """Write a short recipe that runs, from three questions or the flags that answer them."""
     from windlass.commands.recipes import new_recipe
 
     def ask(question: str, default: str) -> str:

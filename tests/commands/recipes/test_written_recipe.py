@@ -8,6 +8,8 @@ from windlass.commands.recipes.row_lengths import Chosen
 from windlass.commands.recipes.written_recipe import written
 from windlass.config import parse_recipe
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.mark.parametrize(
     ("length", "sequences", "kind", "a_step", "micro"),
@@ -27,3 +29,16 @@ def test_a_step_takes_so_many_sequences(length, sequences, kind, a_step, micro):
     text = written(Path("r.yaml"), rows, "org/model", ("epochs", 3), kind, chosen, ("none", ""))
     run = parse_recipe(text, "r.yaml").run
     assert (run.tokens_per_step, run.micro_batch, run.epochs) == (a_step * length, micro, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "lines"),
+    [("small", "pretrain", 28), *(("org/model", kind, 20) for kind in ("pretrain", "sft", "dpo"))],
+)
+def test_it_is_as_long_as_the_readme_says(model, kind, lines):
+    """It was 28 lines where README said twenty."""
+    chosen = Chosen(1024, "drop", "", None)
+    text = written(Path("r.yaml"), {"path": "rows.jsonl"}, model, ("epochs", 3), kind, chosen, ("none", ""))
+    assert abs(len(text.splitlines()) - lines) <= 2
+    sentence = "a recipe of about twenty lines, or thirty for a new model"
+    assert all(sentence in (ROOT / page).read_text() for page in ("README.md", "docs/howto/begin-a-recipe.md"))

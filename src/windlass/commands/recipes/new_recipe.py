@@ -123,7 +123,7 @@ def init(
     kind: Kind | None,
     ask: Ask | None,
 ) -> tuple[list[str], list[str]]:
-    """Writes a recipe of some twenty lines to `out` -> sentences on the choices in it, and on what must be fixed before it can
+    """Writes a short recipe to `out` -> sentences on the choices in it, and on what must be fixed before it can
     run. What is not given is asked for: `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
     _check_new(out)
     if kind is not None and kind not in get_args(Kind):

@@ -1,4 +1,4 @@
-"""The text of a new recipe: some twenty lines, with what each is for beside it. No torch."""
+"""The text of a new recipe: about twenty lines, or thirty for a new model, with what each is for beside it. No torch."""
 
 import json
 from collections.abc import Mapping
