@@ -8,6 +8,7 @@ from tests.commands.command_line import run_command
 from tests.commands.recipes.test_new_recipe import ROWS
 from windlass.commands.recipes.new_recipe import init
 from windlass.config import load_recipe
+from windlass.units import counted
 from windlass.data.held_out import HeldOutConfig
 
 
@@ -32,8 +33,8 @@ def test_a_folder_that_is_split_is_trained_on_by_its_training_files(here, names,
     data = load_recipe(here / "r.yaml").data
     assert ([source.path for source in data.sources], data.validation.path) == (["texts/train*"], "texts/val*")
     code, done = run_command(["prepare", "r.yaml"], monkeypatch, capsys)
-    assert code == 0 and "validation: 1 documents" in done.out, done.err
-    assert f"train: {len(names) - 1 - ('test.txt' in names)} documents" in done.out
+    assert code == 0 and "validation: 1 document," in done.out, done.err
+    assert f"train: {counted(len(names) - 1 - ('test.txt' in names), 'document')}," in done.out
 
 
 @pytest.mark.parametrize(
