@@ -8,8 +8,8 @@ from tests.commands.command_line import run_command
 from tests.commands.recipes.test_new_recipe import ROWS
 from windlass.commands.recipes.new_recipe import init
 from windlass.config import load_recipe
-from windlass.units import counted
 from windlass.data.held_out import HeldOutConfig
+from windlass.units import counted
 
 
 @pytest.fixture
