@@ -194,9 +194,7 @@ def past_validations(path: Path) -> dict[str, list[Event]]:
 
 def first_lowest_last(results: list[Event]) -> list[Event]:
     """Of one set's results, in order, those that show how a run went: the first, the lowest in loss and the last."""
-    lowest = min(
-        results, key=lambda one: one["loss"] if one["loss"] is not None and one["loss"] == one["loss"] else math.inf
-    )
+    lowest = min(results, key=loss_of)
     return [one for at, one in enumerate(results) if at in (0, len(results) - 1) or one is lowest]
 
 

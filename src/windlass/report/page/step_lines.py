@@ -60,8 +60,8 @@ class Columns:
 
 
 def read_columns(lines: Sequence[bytes], parse: Callable[[bytes, int], Event], few: int = FEW) -> Columns:
-    """`lines`: whole step lines. `parse`: (line, its index) -> the event, or an error that names the line. no
-    more than `few` are parsed one by one."""
+    """`lines`: whole step lines. `parse`: (line, its index) -> the event, or an error that names the line.
+    `few`: pyarrow is not loaded for this many lines or fewer."""
     table = _read_table(lines) if len(lines) > few else None
     raw = {} if table is None else {name: _floats(table.column(name)) for name in READ}
     if table is None or table.num_rows != len(lines) or np.isnan(raw["step"]).any() or np.isnan(raw["time"]).any():

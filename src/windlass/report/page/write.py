@@ -248,9 +248,7 @@ def _template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-if (
-    __name__ == "__main__"
-):  # as `write_in_child` starts it: the command line takes twice as long to load as a short run's page
+if __name__ == "__main__":  # `write_in_child` starts it: the command line takes longer to load than a short run's page
     try:
         write_report(Path(sys.argv[1]))
     except UserError as error:
