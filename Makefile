@@ -78,7 +78,7 @@ bench-gpu: .venv/stamp  # a cell that fails in one script does not keep the othe
 	done; exit $$code
 
 docs: .venv/stamp .venv-site/stamp
-	$(PY) docs/build.py
+	$(PY) docs/generate/build.py
 	.venv-site/bin/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going -c docs/site docs build/site
 
 lock: .venv/stamp

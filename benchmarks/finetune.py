@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from technique_meter import measure
+from meters.technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train

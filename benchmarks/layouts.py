@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from loader import cpu_name
-from technique_meter import measure
+from meters.machine import cpu_name
+from meters.technique_meter import measure
 from techniques import config_of
 
 from windlass.config import RunConfig

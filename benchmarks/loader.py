@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from meters.machine import cpu_name
 
 from windlass.data.config import DataConfig
 from windlass.data.shards.mds import Reader, Writer
@@ -71,14 +72,6 @@ def measure(sequence_length: int, num_tokens: int, repeats: int) -> dict[str, fl
         rates = [one[name] for one in passes]
         found |= {name: statistics.median(rates), f"{name}_min": min(rates), f"{name}_max": max(rates)}
     return found
-
-
-def cpu_name() -> str:
-    """The processor's name where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def main() -> int:

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 import torch
-from loader import SHARD_BYTES, SHUFFLE_WINDOW, cpu_name, one_pass, write_shards
+from loader import SHARD_BYTES, SHUFFLE_WINDOW, one_pass, write_shards
+from meters.machine import cpu_name
 from mosaic_agree import THEIRS, theirs
 
 from windlass.data.shards.mds import Reader

@@ -39,9 +39,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import LOOPS, recipe, validation_loss, write_corpus
-from counting import STEPS, Count
-from loader import cpu_name
+from meters.contenders import LOOPS, recipe, validation_loss, write_corpus
+from meters.counting import STEPS, Count
+from meters.machine import cpu_name
 
 from windlass.data.prepare.prepare import prepare
 from windlass.model.transformer import Decoder

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loader import cpu_name
+from meters.machine import cpu_name
 from page import line
 
 from windlass.report.events import EventLog

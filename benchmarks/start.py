@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import yaml
-from loader import cpu_name
+from meters.machine import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
 RECIPE = {

@@ -32,7 +32,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from moved import Moved, compiled_bytes
+from meters.moved import Moved, compiled_bytes
 
 from windlass.model.config import ModelConfig
 from windlass.model.head.head import Head

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loader import cpu_name
-from technique_meter import measure
+from meters.machine import cpu_name
+from meters.technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.tokenize.tokenizer import save_trained, train

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import torch
 from finetune import TEMPLATE
-from loader import cpu_name
+from meters.machine import cpu_name
 
 from windlass import train
 from windlass.commands.evaluate import evaluate

@@ -316,6 +316,11 @@ TORCH_FREE = (
 )
 MAX_PUBLIC = 12  # besides config and the modules that load no torch
 MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones first
+INDEXED = {
+    "docs/howto",
+    "docs/techniques",
+    "benchmarks/results",
+}  # a page a subject, which docs/index.md groups; a file a script
 # of `training` itself, what its inner rooms may import: files that import neither of them
 BELOW_INNER_ROOMS = {
     "training.parts": {"base_model", "model_plan", "restore"},
@@ -624,6 +629,13 @@ def test_folders_are_small_and_names_are_told_apart():
     for path in source_files():
         folders.setdefault(path.parent, []).append(path.stem)
     assert_none([f"{place(folder)}: {len(files)}" for folder, files in folders.items() if len(files) > MAX_FILES])
+    for name in ("tests", "docs", "benchmarks", "scripts", "recipes"):
+        kept = [folder for folder in (ROOT / name).rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
+        for folder in {ROOT / name, *kept} - {ROOT / indexed for indexed in INDEXED}:
+            files = [
+                path for path in folder.iterdir() if path.is_file() and path.name not in ("__init__.py", "conftest.py")
+            ]
+            assert len(files) <= MAX_FILES, f"{folder.relative_to(ROOT)}: {len(files)}"
     stems = [path.stem for path in source_files() if not path.stem.startswith("__")]
     assert {stem for stem in stems if stems.count(stem) > 1} == SAME_NAME
 
@@ -808,7 +820,8 @@ def test_no_global_statement():
 
 def test_tests_mirror_the_source():
     tested = [path for path in source_files() if path.name != "__init__.py" and place(path) not in NO_TEST_OF_ITS_OWN]
-    mirrored = [ROOT / "tests" / path.relative_to(SOURCE).parent / f"test_{path.name}" for path in tested]
+    rooms = ["hall" if path.parent == SOURCE else path.parent.relative_to(SOURCE) for path in tested]
+    mirrored = [ROOT / "tests" / room / f"test_{path.name}" for room, path in zip(rooms, tested, strict=True)]
     assert_none([str(path.relative_to(ROOT)) for path in mirrored if not path.is_file()])
 
 

@@ -53,14 +53,14 @@ def run_steps(count, num_steps, step):
     ],
 )
 def test_every_call_operation_and_read_is_counted_once(benchmarks, step, calls, operations, reads):
-    from counting import STEPS, WARM_UP, Count
+    from meters.counting import STEPS, WARM_UP, Count
 
     found = run_steps(Count(Model.forward.__code__), WARM_UP + 2 * STEPS + 1, step)
     assert (found["calls"], found["operations"], found["reads"]) == (calls, operations, reads)
 
 
 def test_calls_of_other_threads_are_counted_apart(benchmarks):
-    from counting import STEPS, WARM_UP, Count
+    from meters.counting import STEPS, WARM_UP, Count
 
     def step(_x):
         thread = threading.Thread(target=abs, args=(-1,))
@@ -73,7 +73,7 @@ def test_calls_of_other_threads_are_counted_apart(benchmarks):
 
 
 def test_too_few_steps_are_no_result(benchmarks):
-    from counting import Count
+    from meters.counting import Count
 
     with pytest.raises(AssertionError, match="7 steps"):
         run_steps(Count(Model.forward.__code__), 7, lambda x: None)

@@ -6,7 +6,7 @@ one before and the one behind it: a host that is slow to both is slow itself. Ev
 **Time.** The first sum is of 64 KiB. Each next one is four times as large, up to 64 MiB, until another would take more than half
 a second: of a small sum most is latency, so its speed says little of a large one's. The pairs exchange as much as the last sum,
 and those that share no host measure at once, so the number of hosts hardly counts. By the clock of a simulated network it takes
-less than ten seconds with 2 to 2,048 hosts and 1 Mbit/s to 400 Gbit/s (tests/test_host_speeds.py).
+less than ten seconds with 2 to 2,048 hosts and 1 Mbit/s to 400 Gbit/s (tests/hall/test_host_speeds.py).
 
 Whether the hosts read the same data, and whether their clocks agree, is asked with it (`check_hosts`).
 """

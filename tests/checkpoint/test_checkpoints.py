@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.checkpoint import cases
-from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint.checkpoints import clock_due
 from windlass.checkpoint.commit import DiskFull, committed_steps
 from windlass.checkpoint.config import CheckpointConfig

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint import save
 from windlass.checkpoint.commit import (
     DiskFull,

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.checkpoint import cases
-from tests.checkpoint.single import save_steps
+from tests.checkpoint.cases import save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceWriter
 from windlass.checkpoint.index import SavedTensor, pack_boxes, parse_boxes, parse_index, read_index

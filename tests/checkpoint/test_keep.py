@@ -3,7 +3,7 @@ import shutil
 import pytest
 import torch
 
-from tests.checkpoint.single import make_run, make_tensors, save_steps
+from tests.checkpoint.cases import make_run, make_tensors, save_steps
 from windlass.checkpoint.commit import committed_steps, quarantine
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, survey

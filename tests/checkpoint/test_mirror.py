@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.single import save_steps
+from tests.checkpoint.cases import save_steps
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.manifest import MANIFEST, step_name

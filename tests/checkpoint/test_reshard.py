@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint import reshard as page
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.grid import Box, RankPart

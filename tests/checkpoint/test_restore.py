@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.checkpoint import cases
-from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint.commit import quarantine
 from windlass.checkpoint.manifest import Problem, is_rank_name
 from windlass.checkpoint.verify import Checkpoint

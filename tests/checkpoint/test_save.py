@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.checkpoint import cases
-from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
 from tests.checkpoint.test_grid import layouts
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint import cases, single
+from tests.checkpoint import cases
 from windlass.checkpoint import staging
 from windlass.checkpoint.staging import BounceBuffers, Staging
 from windlass.ranks.owned_part import local_part
@@ -48,7 +48,7 @@ def test_what_could_not_be_made_is_said_by_the_save(tmp_path, monkeypatch):
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(staging, "touch", refuse)
-    checkpoints = single.make_run(tmp_path, **{"async": True})
+    checkpoints = cases.make_run(tmp_path, **{"async": True})
     checkpoints.make_ready(tensors())
     with pytest.raises(RuntimeError, match="no memory"):
         checkpoints.save(1, tensors(), {}, {})

@@ -7,7 +7,7 @@ import random
 import numpy
 import pytest
 
-from tests.checkpoint.single import make_run, make_tensors, save_steps
+from tests.checkpoint.cases import make_run, make_tensors, save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
 from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index

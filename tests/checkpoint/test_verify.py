@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
+from tests.checkpoint.cases import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.hashed_file import PIECE_BYTES, PieceReader
 from windlass.checkpoint.keep import list_checkpoints, prune

@@ -6,7 +6,7 @@ import pytest
 import xxhash
 
 from tests import tiny
-from tests.training.test_skips import STEPS, bad_shard, base, whole  # noqa: F401
+from tests.training.runs.test_skips import STEPS, bad_shard, base, whole  # noqa: F401
 from windlass.commands.data_consumed import batch_before, consumed
 from windlass.data.shards.mds import Reader
 from windlass.errors import UserError

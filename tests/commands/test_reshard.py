@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests import tiny
-from tests.training.resuming import carry
+from tests.training.runs.resuming import carry
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.keep import Difference, diff
 from windlass.checkpoint.verify import Checkpoint, verify

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def build():
-    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "generate" / "build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

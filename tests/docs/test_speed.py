@@ -24,7 +24,7 @@ FLOPS, PERFORMANCE, ADVISE, BENCH = (
 
 @pytest.fixture
 def fill(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(DOCS / "generate"))
     import fill
 
     yield fill

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def support():
-    spec = importlib.util.spec_from_file_location("windlass_support", ROOT / "docs" / "support.py")
+    spec = importlib.util.spec_from_file_location("windlass_support", ROOT / "docs" / "generate" / "support.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -25,7 +25,7 @@ def test_the_page_is_up_to_date(support):
 
 @pytest.mark.long
 def test_the_cells_are_those_that_the_tests_train(support):
-    assert support.collect() == support.kept(), "run `python docs/support.py`"
+    assert support.collect() == support.kept(), "run `python docs/generate/support.py`"
 
 
 def test_a_pair_is_proved_refused_or_open(support):

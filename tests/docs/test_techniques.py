@@ -38,14 +38,14 @@ def beside(folder, name):
         sys.path.remove(str(folder))
 
 
-fill, pictures = beside(DOCS, "fill"), beside(DOCS, "pictures")
+fill, pictures = beside(DOCS / "generate", "fill"), beside(DOCS / "generate", "pictures")
 techniques = beside(ROOT / "benchmarks", "techniques")
 EVERY = [*PAGES, DOCS / "walkthrough.md"]
 
 
 def measure(config):
     """On a rank, which knows the tests and not the folder of scripts."""
-    return beside(ROOT / "benchmarks", "technique_meter").measure(config)
+    return beside(ROOT / "benchmarks", "meters.technique_meter").measure(config)
 
 
 def name_of(path):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.model.parity import summed_loss, without_detours_through_fp32
 from tests.model.tiny import batch, canonical, hf_model, our_model, unpadded
+from tests.model.whole.parity import summed_loss, without_detours_through_fp32
 from windlass.model.dropout import (
     ATTENTION,
     ATTENTION_OUTPUT,

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.model.sharded import load_sharded
 from tests.model.tiny import CASES, SCALINGS, batch, hf_model, our_model
+from tests.model.whole.sharded import load_sharded
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
 from windlass.model.families.family_table import FAMILIES

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.model.parity import check_parity, summed_loss, without_detours_through_fp32
 from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, hf_model, our_model, unpadded
+from tests.model.whole.parity import check_parity, summed_loss, without_detours_through_fp32
 from windlass.errors import UserError
 from windlass.model.architecture import parameter_shapes
 from windlass.model.cache import KVCache

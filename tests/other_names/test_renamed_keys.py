@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests import tiny
-from tests.test_config import TREE
+from tests.hall.test_config import TREE
 from windlass import mistakes
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.test_config import TREE
+from tests.hall.test_config import TREE
 from windlass.adapters.config import AdapterConfig
 from windlass.config import check_recipe
 from windlass.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.test_runtime import CPU, runtime_over
+from tests.hall.test_runtime import CPU, runtime_over
 from windlass.ranks.stopping import Stop
 from windlass.runtime import Runtime
 from windlass.signals import SIGNALS, catch_signals

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training.resuming import Runs
+from tests.training.runs.resuming import Runs
 
 
 @pytest.fixture(scope="session")

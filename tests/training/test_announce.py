@@ -9,7 +9,7 @@ import torch
 
 from tests import tiny
 from tests.parallel.tiny import each, make_program
-from tests.training.resuming import EXPERTS
+from tests.training.runs.resuming import EXPERTS
 from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage

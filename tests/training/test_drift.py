@@ -1,4 +1,4 @@
-"""Which stream a resumed run must find again. (Settings and length: tests/test_config.py, tests/training/test_restore.py.)"""
+"""Which stream a resumed run must find again. (Settings and length: tests/hall/test_config.py and test_restore.py.)"""
 
 import contextlib
 import copy

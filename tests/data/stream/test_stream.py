@@ -3,7 +3,7 @@
 A cell is a run: W ranks with A micro-batches read global batches, all ranks die at some moment, each at a place of its own; the
 run goes on from its last checkpoint with W' ranks and A' micro-batches, perhaps on other hosts with empty caches. What was read
 behind the checkpoint is in no weights, so what counts is what was read up to it and then. (The same with processes that are
-really killed: tests/training/test_stream_killed.py.)
+really killed: tests/training/runs/test_stream_killed.py.)
 """
 
 import hashlib

@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.model.parity import check_gradients, summed_loss, without_detours_through_fp32
 from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, hf_model, our_model
+from tests.model.whole.parity import check_gradients, summed_loss, without_detours_through_fp32
 from windlass.model.attention.documents import Documents, find_documents
 
 STARTS = torch.tensor([[0, 5, 6, 17], [0, 17, 17, 17], [0, 3, 7, 8]])  # in rows of 17; the last number fills up

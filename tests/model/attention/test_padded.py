@@ -7,8 +7,8 @@ of its own.
 import pytest
 import torch
 
-from tests.model.parity import check_gradients, summed_loss, tensor_maxima
 from tests.model.tiny import FAMILIES, SCALINGS, batch, hf_model, our_model
+from tests.model.whole.parity import check_gradients, summed_loss, tensor_maxima
 from windlass.model.cache import KVCache
 
 LENGTH = 17

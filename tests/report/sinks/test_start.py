@@ -31,7 +31,7 @@ sys.stdin.read()
 COUNTED = """
 import json, sys
 from pathlib import Path
-from counting import Count
+from meters.counting import Count
 from windlass.config import load_recipe
 from windlass.model.transformer import Decoder
 from windlass.training.loop import train
@@ -160,7 +160,7 @@ def test_an_object_that_hangs_is_left_behind_and_named(run):
 
 @pytest.mark.long
 def test_a_step_pays_for_a_sink_the_line_of_the_log_and_calls_none(tmp_path):
-    """What the training thread of a run that logs every step calls: function -> times a step, by benchmarks/counting.py."""
+    """What the thread of a run that logs every step calls: function -> times a step, by benchmarks/meters/counting.py."""
     pytest.importorskip("tensorboard")
     config = tiny.recipe(tmp_path, "with", run={"steps": 52, "tokens_per_step": 32},
                          report={"every_steps": 1, "sinks": ["tensorboard"]},

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests import tiny
-from tests.training.resuming import assert_every_byte, checkpoint
+from tests.training.runs.resuming import assert_every_byte, checkpoint
 from windlass.checkpoint.commit import committed_steps
 from windlass.errors import UserError
 from windlass.runtime import start_runtime

@@ -1,0 +1,145 @@
+"""One error lists every mistake of a recipe: which rules can be judged beside wrong values, in which order, in whose words."""
+
+import re
+
+import pytest
+
+from tests.hall.test_config import TREE, tree
+from windlass.config import RunConfig, check_recipe
+from windlass.errors import SeveralErrors, UserError
+
+
+def refused(recipe):
+    with pytest.raises(UserError) as caught:
+        check_recipe(recipe)
+    return caught.value
+
+
+def givens(error):
+    return [one.given for one in (error.errors if isinstance(error, SeveralErrors) else (error,))]
+
+
+def test_all_mistakes_are_listed_at_once_in_the_recipes_order():
+    """Nine, in four sections: wrong keys and values, a missing key, and rules inside a section and between two."""
+    recipe = tree(
+        run={"stepz": 3, "start_what": "all", "micro_batch": "two"},
+        model={"num_hidden_layers": "many"},
+        data={"sequence_length": None, "sources": [{"path": 5}, {"hub": "a/b", "rows": "x"}]},
+        optim={"decay_fraction": 0.5, "warmup_steps": 101},
+    )
+    error = refused(recipe)
+    assert givens(error) == [
+        "run.stepz",
+        "run.micro_batch='two'",
+        "run.start_what=all without run.start_from",
+        "model: num_hidden_layers: 'many'",
+        "data.sources[0].path=5",
+        "data.sources[1]",
+        "data.sequence_length is missing",
+        "optim.decay_fraction=0.5 with optim.schedule=cosine",
+        "optim.warmup_steps=101 in a run of 100 steps",
+    ]
+    first, *lines = str(error).splitlines()
+    assert first == "9 mistakes" and len(lines) == 9
+    complaint = "run.micro_batch must be a whole number or 'auto'; `windlass keys run.micro_batch` explains the key"
+    assert lines[1] == f"  run.micro_batch='two': {complaint}"
+    assert lines[4].startswith("  data.sources[0].path=5: data.sources[0].path must be text or a list; ")
+
+
+def test_a_rule_that_reads_a_wrong_value_is_not_judged_and_the_others_are():
+    error = refused(tree(run={"steps": "many", "start_what": "all"}, parallel={"tp": "two", "context": 3}))
+    assert givens(error) == [
+        "run.steps='many'",
+        "run.start_what=all without run.start_from",
+        "parallel.tp='two'",
+    ], "neither that no length is given nor a schedule or a layout without its tp is a mistake"
+    error = refused(
+        tree(run={"tokens_per_step": 100}, model={"family": "qwen"}, parallel={"tp": 3}, optim={"beta1": 2})
+    )
+    assert givens(error) == [
+        "model.family: qwen",
+        "optim.beta1=2",
+        "run.tokens_per_step=100 with data.sequence_length=16",
+        "data.sequence_length=16 with parallel.tp=3",
+    ], "a layout is judged without a model that is wrong"
+
+
+def test_a_wrong_micro_batch_of_pairs_is_one_mistake():
+    """It is not taken for 1, which pairs would be refused."""
+    pairs = {"sources": [{"path": "pairs.jsonl", "format": "preference"}]}
+    error = refused(tree(run={"micro_batch": "two"}, objective={"kind": "dpo"}, data=pairs))
+    assert givens(error) == ["run.micro_batch='two'"]
+
+
+def test_mistakes_follow_the_recipe_and_not_the_order_of_the_sections():
+    recipe = {"optim": {"beta2": "x", "beta1": "y"}, "zzz": {}, **tree(run={"seed": -1})}
+    assert givens(refused(recipe)) == ["optim.beta2='x'", "optim.beta1='y'", "zzz", "run.seed=-1"]
+
+
+def test_a_section_that_is_no_mapping_hides_no_other():
+    error = refused(tree(run={"seed": -1}) | {"optim": 5, "data": None})
+    assert givens(error) == ["run.seed=-1", "data=None", "optim=5"]
+    assert error.errors[1].rule == "data must be a mapping of keys"
+
+
+def test_every_violated_rule_of_a_source_and_every_wrong_field_of_a_model_is_listed():
+    model = {"num_hidden_layers": "many", "hidden_size": 0, "use_cache": True, "hidden_sise": 3}
+    error = refused(
+        tree(model=model, data={"sources": [{"path": "x", "subset": "s", "rows": "y"}], "validation": {"pth": 1}})
+    )
+    assert givens(error) == [
+        "model: hidden_sise: 3",
+        "model: use_cache: true",
+        "model: hidden_size: 0",
+        "model: num_hidden_layers: 'many'",
+        "data.sources[0]",
+        "data.sources[0]",
+        "data.validation.pth",
+    ]
+    assert [one.rule.partition(" has no effect")[0] for one in error.errors[4:5]] == ["`subset`"]
+    assert givens(refused(tree(model={"num_hidden_layers": "many", "hidden_size": 0}))) == [
+        "model: hidden_size: 0",
+        "model: num_hidden_layers: 'many'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({}, "data.deduplicate.similarity is missing"), ({"similarity": 0.8, "foo": 1}, "data.deduplicate.foo")],
+)
+def test_of_a_flag_or_a_mapping_the_one_that_is_given_is_judged(given, named):
+    assert givens(refused(tree(data={"deduplicate": given}))) == [named]
+
+
+def test_another_tools_keys_are_one_mistake_beside_the_others():
+    recipe = tree(parallel={"strategy": "FULL_SHARD", "cpu_offload": True, "tq": 2}, precision={"policy": "bf16-mixed"})
+    assert givens(refused(recipe | {"zzz": 1})) == [
+        "parallel.strategy=FULL_SHARD; parallel.cpu_offload=true",
+        "parallel.tq",
+        "precision.policy=bf16-mixed",
+        "zzz",
+    ]
+
+
+WRONG = ("x", 1.5, -1, 0, 1e400, [], {}, [5], {"x": 1}, True, None, "", 10**30)
+PYDANTICS = re.compile(
+    r"[Ii]nput should|[Vv]alue error|[Uu]nable to|Extra inputs|Field required|valid (integer|number|string)|type="
+)
+
+
+@pytest.mark.parametrize("section", [name for name in RunConfig.model_fields if name != "model"])
+def test_no_wrong_value_is_answered_in_pydantics_words(section):
+    """Each of a dozen wrong values under each key of a section; many are right for some keys."""
+    num_refused = 0
+    for key, field in RunConfig.model_fields[section].annotation.model_fields.items():
+        for value in WRONG:
+            recipe = tree()
+            recipe[section] = {**recipe.get(section, {}), field.alias or key: value}
+            try:
+                check_recipe(recipe)
+            except UserError as error:
+                num_refused += 1
+                assert not PYDANTICS.search(str(error)), error
+                assert f"{section}" in error.given
+    assert num_refused > 0
+    assert check_recipe(TREE).run.steps == 100
