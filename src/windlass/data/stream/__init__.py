@@ -10,6 +10,7 @@ evaluation_set   the same first samples of a set in every layout, with their exa
 
 Inside:
 
+open_order       which order a recipe asks for, and where it goes on after a resume
 mixture          an order of several sources
 lane_order       an order in lanes: each host reads shards of its own
 mixture_lanes    several sources in lanes
