@@ -110,6 +110,13 @@ def without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
+def quiet_libraries() -> None:
+    """In this process. transformers and PEFT import torchao where it is installed; it logs a line for each kernel of its wheel that
+    is for another GPU, and torch a line for each of its enums. Nothing of that is about what the user does."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 @contextlib.contextmanager
 def silent_imports() -> Iterator[None]:
     """Inside, nothing is logged: what a package says of itself while it is imported is not about what the user does."""

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from windlass.errors import UserError
-from windlass.output import redirected_output, silent_imports
+from windlass.output import quiet_libraries, redirected_output, silent_imports
 
 
 class Terminal:
@@ -193,3 +193,25 @@ def test_what_packages_log_while_they_are_imported_is_not_shown_and_what_comes_l
         raise ImportError
     logging.getLogger("torchao").warning("a thing that the user does")
     assert caplog.messages == ["a thing that the user does"]
+
+
+def test_what_torchao_logs_of_its_kernels_and_enums_is_no_warning_to_the_user(caplog):
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [one.level for one in loggers]
+    try:
+        quiet_libraries()
+        logging.getLogger("torchao.kernel").warning("no kernel for this GPU")
+        loggers[1].warning("an enum")
+        loggers[1].error("broken")
+    finally:
+        for one, level in zip(loggers, before, strict=True):
+            one.setLevel(level)
+    assert caplog.messages == ["broken"]
+
+
+def test_a_command_that_loads_transformers_writes_nothing_to_stderr(tmp_path):
+    """Four lines of torchao's, where it is installed, came before every export."""
+    pytest.importorskip("torchao")
+    code = "import sys, windlass.cli.main as main; main.app = lambda: __import__('torchao.float8.float8_linear'); main.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

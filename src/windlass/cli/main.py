@@ -41,6 +41,7 @@ from windlass.errors import (
     exit_code_of,
 )
 from windlass.launch import local
+from windlass.output import quiet_libraries
 from windlass.safe_text import say
 from windlass.units import counted
 from windlass.version import __version__
@@ -277,6 +278,7 @@ def _show_crash(kind: type[BaseException], error: BaseException, trace: Tracebac
 def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
     sys.excepthook = _show_crash
+    quiet_libraries()
     try:
         with signals.catch_signals():
             contract.adopt()
