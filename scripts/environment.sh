@@ -35,6 +35,8 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     echo "== environment: .venv, made with $chosen ($("$chosen" --version))"
     rm -rf .venv
     "$chosen" -m venv .venv
+elif [ ! -e .venv/stamp ]; then
+    echo "== environment: .venv is there already; its packages are replaced by the versions of requirements.lock"
 fi
 if [ -t 1 ]; then quiet=""; else quiet="--quiet"; fi
 install=".venv/bin/python -m pip install --disable-pip-version-check $quiet"

@@ -65,6 +65,13 @@ def test_takes_the_preferred_python_installs_the_lock_and_leaves_a_stamp(box):
     assert "made with python3.11 (Python 3.11)" in done.stdout and "installing the 2 packages" in done.stdout
 
 
+def test_it_says_that_it_changes_an_environment_that_the_user_made(box):
+    impostor(box, "python3.11", "3.11")
+    assert "is there already" not in make(box)[0].stdout and "is there already" not in make(box)[0].stdout
+    (box / ".venv" / "stamp").unlink()
+    assert ".venv is there already; its packages are replaced by the versions of requirements.lock" in make(box)[0].stdout
+
+
 def test_passes_over_a_python_without_ensurepip_if_another_has_it(box):
     impostor(box, "python3.11", "3.11", ensurepip=False)
     impostor(box, "python3.13", "3.13")

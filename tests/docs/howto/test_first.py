@@ -32,10 +32,10 @@ def test_the_first_runs_commands(tmp_path, monkeypatch, capsys):
     commands = commands_in(PAGES["howto/install"])
     assert commands == [
         "doctor",
-        "train demo run.steps=20",
+        "train demo run.steps=20 run.directory=runs/first",
         "train recipe.yaml --smoke",
         "train recipe.yaml",
-        "report runs/first",
+        "report runs/gpt2",
     ]
     tiny.write_corpus(tmp_path / "corpus")
     tree = yaml.safe_load(recipe_in(PAGES["howto/install"]))
@@ -43,7 +43,7 @@ def test_the_first_runs_commands(tmp_path, monkeypatch, capsys):
     tree["model"], tree["parallel"] = tiny.MODEL, {}
     tree["data"] |= SMALL
     run_commands(commands[2:], tree, tmp_path, monkeypatch, capsys)
-    assert (tmp_path / "runs/first/report.html").is_file()
+    assert (tmp_path / "runs/gpt2/report.html").is_file()
 
 
 @pytest.mark.long
