@@ -71,7 +71,7 @@ class RunConfig(Settings):
 
     @property
     def _per_sample(self) -> int:
-        return self.data.sequences_per_sample if hasattr(self.data, "sources") else 1
+        return self.data.sequences_per_sample if self.data.known("sources") else 1
 
     @property
     def prepares_beside(self) -> bool:
@@ -218,10 +218,10 @@ class RunConfig(Settings):
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
         """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
         others = OtherSettings(
-            policy=getattr(self.precision, "known_policy", None),
-            optimizer=getattr(self.optim, "kind", None),
-            sequence_length=getattr(self.data, "sequence_length", None),
-            tokens_per_step=getattr(self.run, "tokens_per_step", None),
+            policy=self.precision.known_policy,
+            optimizer=self.optim.known("kind"),
+            sequence_length=self.data.known("sequence_length"),
+            tokens_per_step=self.run.known("tokens_per_step"),
             micro_batch=self.micro_batch,
             is_micro_batch_auto=self.run.or_default("micro_batch") == "auto",
             sequences_per_sample=self._per_sample,
@@ -282,7 +282,7 @@ def _mistakes(tree: Mapping[str, Any]) -> list[UserError]:
     architecture = None
     if not any(location[:1] == ("model",) for location, _ in found):
         try:
-            tokenizer = getattr(config.data, "tokenizer", None)
+            tokenizer = config.data.known("tokenizer")
             architecture = config.model.shape(tokenizer.train if tokenizer is not None else None)
         except UserError as error:
             between.append(error)

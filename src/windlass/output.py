@@ -111,8 +111,8 @@ def without_stderr() -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """In this process. transformers and PEFT import torchao where it is installed; it logs a line for each kernel of its wheel that
-    is for another GPU, and torch a line for each of its enums. Nothing of that is about what the user does."""
+    """In this process. transformers and PEFT import torchao where it is installed; it logs a line for each kernel of its wheel
+    that is for another GPU, and torch a line for each of its enums. Nothing of that is about what the user does."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -150,6 +150,12 @@ class Settings(BaseModel):
         """A field's value; its default where the recipe's is wrong, and so is missing while rules are judged."""
         return getattr(self, name, type(self).model_fields[name].default)
 
+    def known(self, name: str) -> Any:
+        """A field's value; None where the recipe's is wrong, and so is missing while rules are judged. Raises KeyError for a name
+        that is no field."""
+        _ = type(self).model_fields[name]
+        return getattr(self, name, None)
+
     def changed(self, **updates: Any) -> Self:
         """A copy with `updates`, validated as a new config is. Raises UserError, or pydantic's ValidationError."""
         return type(self).model_validate(self.fields() | updates)

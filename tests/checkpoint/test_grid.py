@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+from pydantic import ValidationError
 
 from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join, join_all, overlap
 from windlass.ranks.tree import children_of
@@ -136,3 +137,10 @@ def test_parts_that_meet_are_found():
     assert overlap([rows, columns]) is not None
     woven = one((0,), (2,), 0, Axis(count=4, dim=0, step=8, ranks=1), Axis(count=4, dim=0, step=2, ranks=4))
     assert overlap([woven]) is None and sorted(part.box.offsets[0] for part in woven.parts()) == list(range(0, 32, 2))
+
+
+def test_a_changed_copy_is_validated_and_the_first_stays():
+    axis = Axis(count=2, dim=0, step=3, ranks=1)
+    assert axis.changed(count=4) == Axis(count=4, dim=0, step=3, ranks=1) and axis.count == 2
+    with pytest.raises(ValidationError, match="count"):
+        axis.changed(count=1)

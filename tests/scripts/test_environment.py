@@ -69,7 +69,9 @@ def test_it_says_that_it_changes_an_environment_that_the_user_made(box):
     impostor(box, "python3.11", "3.11")
     assert "is there already" not in make(box)[0].stdout and "is there already" not in make(box)[0].stdout
     (box / ".venv" / "stamp").unlink()
-    assert ".venv is there already; its packages are replaced by the versions of requirements.lock" in make(box)[0].stdout
+    assert (
+        ".venv is there already; its packages are replaced by the versions of requirements.lock" in make(box)[0].stdout
+    )
 
 
 def test_passes_over_a_python_without_ensurepip_if_another_has_it(box):

@@ -16,7 +16,7 @@ Where ranks hold the same box (DDP, the replicas of HSDP), an axis has step 0, u
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +32,10 @@ class JsonRecord(BaseModel):
     """An object in the JSON of a checkpoint: strict, and with no other keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    def changed(self, **updates: Any) -> Self:
+        """A copy with `updates`, validated as a new record is. Raises pydantic's ValidationError."""
+        return type(self)(**(dict(self) | updates))
 
 
 class Box(NamedTuple):
@@ -154,7 +158,7 @@ def join(one: Grid, two: Grid) -> Grid | None:
     if both := _as_one_axis(one, two, dim, step, ranks):
         return both
     if one.axes == two.axes:
-        return _with(one, (*one.axes, Axis.model_construct(count=2, dim=dim, step=step, ranks=ranks)))
+        return one.changed(axes=(*one.axes, Axis.model_construct(count=2, dim=dim, step=step, ranks=ranks)))
     return None
 
 
@@ -168,7 +172,7 @@ def _as_one_axis(one: Grid, two: Grid, dim: int, step: int, ranks: int) -> Grid 
         count = _count_along(other, tuple(inner), last)
         before = last.count if grid is one else count
         if count and dim == last.dim and (step, ranks) == (last.step * before, last.ranks * before):
-            return _with(one, (*inner, last.model_copy(update={"count": last.count + count})))
+            return one.changed(axes=(*inner, last.changed(count=last.count + count)))
     return None
 
 
@@ -176,12 +180,8 @@ def _count_along(grid: Grid, inner: tuple[Axis, ...], last: Axis) -> int:
     """How often `grid` repeats what `inner` makes along an axis like `last`; 0 where it is something else."""
     if grid.axes == inner:
         return 1
-    same = grid.axes[:-1] == inner and grid.axes[-1].model_copy(update={"count": last.count}) == last
+    same = grid.axes[:-1] == inner and grid.axes[-1].changed(count=last.count) == last
     return grid.axes[-1].count if same else 0
-
-
-def _with(grid: Grid, axes: tuple[Axis, ...]) -> Grid:
-    return grid.model_copy(update={"axes": axes})
 
 
 def join_all(ours: Iterable[Grid], theirs: Iterable[Grid]) -> list[Grid]:

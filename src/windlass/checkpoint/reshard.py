@@ -88,7 +88,7 @@ def _move(source: TensorSource, parts: Parts, draft: Draft) -> tuple[dict[str, F
                 _copy(source, name, [part for part in held[name] if part.rank in files], files)
             entries |= {rank_name(rank): file.close() for rank, file in files.items()}
     grids = {name: tuple(join_all([], map(Grid.of, own))) for name, own in held.items()}
-    return entries, {name: tensor.model_copy(update={"grids": grids[name]}) for name, tensor in source.tensors.items()}
+    return entries, {name: tensor.changed(grids=grids[name]) for name, tensor in source.tensors.items()}
 
 
 def _writer(draft: Draft, rank: int) -> PieceWriter:

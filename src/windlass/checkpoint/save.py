@@ -140,7 +140,7 @@ def _largest(grids: Iterable[Grid]) -> int:
 
 
 def _without_replicas(grid: Grid) -> Grid:
-    return grid.model_copy(update={"axes": tuple(axis for axis in grid.axes if axis.step)})
+    return grid.changed(axes=tuple(axis for axis in grid.axes if axis.step))
 
 
 def _least_loaded(grid: Grid, load: np.ndarray, item_bytes: int) -> Grid:
@@ -149,7 +149,7 @@ def _least_loaded(grid: Grid, load: np.ndarray, item_bytes: int) -> Grid:
     ranks_P, starts_R = grid.rank + _offsets(one.axes), _offsets(axis for axis in grid.axes if not axis.step)
     start = starts_R[load[ranks_P[None] + starts_R[:, None]].max(axis=1).argmin()]
     load[ranks_P + start] += math.prod(grid.sizes) * item_bytes
-    return one.model_copy(update={"rank": int(grid.rank + start)})
+    return one.changed(rank=int(grid.rank + start))
 
 
 def _offsets(axes: Iterable[Axis]) -> np.ndarray:

@@ -57,8 +57,9 @@ class PrecisionConfig(Settings):
 
     @property
     def known_policy(self) -> str | None:
-        """None: the devices decide."""
-        return None if self.policy == "auto" else self.policy
+        """None: the devices decide, or the recipe's is wrong."""
+        policy: str | None = self.known("policy")
+        return None if policy == "auto" else policy
 
     @property
     def stored(self) -> Dtype:
