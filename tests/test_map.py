@@ -543,8 +543,13 @@ def inside_and_public(room):
     return [word for word in first_words[:at] if word in files], [word for word in first_words[at:] if word in files]
 
 
+@functools.cache
 def edges():
     """Every import of ours: (importing module, line, imported module, whether it stands inside a function)."""
+    return list(_edges())
+
+
+def _edges():
     for path in source_files():
         tree, module = tree_of(path), module_of(path)
         at_top = {

@@ -100,6 +100,7 @@ def test_a_step_of_windlass_stays_under_the_limits_over_a_bare_loop(benchmarks):
     assert found["bare"]["reads"] == 0
 
 
+@pytest.mark.long
 def test_so_does_one_of_bf16_by_fsdp2_on_two_ranks(benchmarks):
     from overhead import OVER_RANKS, count_all, failures
 

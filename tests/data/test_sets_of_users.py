@@ -158,10 +158,7 @@ def test_texts(tmp_path, capfd, name):
 @pytest.mark.parametrize(
     ("name", "packing"),
     [
-        *(
-            pytest.param(name, "concatenate", marks=() if name in ("sharegpt", "glaive") else pytest.mark.long)
-            for name in CHATS
-        ),
+        *(pytest.param(name, "concatenate", marks=() if name == "sharegpt" else pytest.mark.long) for name in CHATS),
         *(pytest.param(name, "best-fit", marks=() if name == "glaive" else pytest.mark.long) for name in CHATS),
     ],
 )
