@@ -251,3 +251,31 @@ def test_shares_of_experts_have_names_as_long_as_a_chart_shows_them_apart(tmp_pa
     assert line["expert_loads"] == [1.5] and line["memory_parts"] == {"states": 6}
     shares = line["expert_shares"]
     assert shares is None if names is None else list(shares.items()) == [(name, 1 / experts) for name in names]
+
+
+class Shown:
+    """A console that keeps the seconds to the end of each line."""
+
+    def __init__(self):
+        self.eta_s = []
+
+    def step(self, step, line, eta_s):
+        self.eta_s.append(eta_s)
+
+
+def test_the_eta_is_at_the_pace_of_the_last_lines_with_the_pauses_of_all(tmp_path, clock):
+    recorder = make(tmp_path / "e", total_steps=300, every_steps=1)
+    recorder._console = shown = Shown()
+    with recorder.pause("evaluate"):
+        clock.now_s += 99.0  # before the first step: of no step to come
+    for step in range(1, 61):
+        clock.now_s += 40.0 if step == 1 else 80.0 if step == 30 else 2.0
+        recorder.step(step, 1.0, 1.0, 0.1, 1, 0.0)
+        if step % 10 == 0:
+            with recorder.pause("checkpoint"):
+                clock.now_s += 5.0
+    assert shown.eta_s[0] is None, "the first step compiles"
+    assert shown.eta_s[1] == pytest.approx(2.0 * 298)
+    assert shown.eta_s[10] == pytest.approx((2.0 + 5.0 / 10) * 289)
+    assert shown.eta_s[29] == pytest.approx(((80 + 19 * 2.0) / 20 + 10.0 / 29) * 270)
+    assert shown.eta_s[49] == pytest.approx((2.0 + 20.0 / 49) * 250), "a stall is forgotten after twenty lines"

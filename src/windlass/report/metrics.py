@@ -14,6 +14,7 @@ process's whole time: preparation, warm_up, training, data_wait, and one entry p
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,10 +26,8 @@ from windlass.report.console import Console
 from windlass.report.events import EventLog, Kind, first_lowest_last
 from windlass.units import bits_per_byte, perplexity
 
-WARM_UP_STEPS: Final = (
-    3  # the first step compiles and builds optimizer states; the allocator's pools settle by the third
-)
-
+WARM_UP_STEPS: Final = 3  # the first compiles and builds optimizer states; the allocator's pools settle by the third
+LINES_OF_PACE: Final = 20  # of which the ETA is made
 SHOWN_EXPERTS: Final = 32  # as many lines as a chart of the page has
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -90,7 +89,8 @@ class Recorder:
         if begun_s is not None:
             self._ledger.add("preparation", self._window_start_s - begun_s)
         self._window_paused_s = self._window_wait_s = 0.0
-        self._eta_from: tuple[int, float] | None = None
+        self._paces: deque[tuple[int, float]] = deque(maxlen=LINES_OF_PACE)
+        self._paused_s = 0.0
         self._log_s: float | None = None
 
     def step(
@@ -162,7 +162,7 @@ class Recorder:
         }
         self._write("step", step, line)
         if self._console is not None:
-            self._console.step(step, line, eta_s=self._eta(step))
+            self._console.step(step, line, eta_s=self._eta(num_steps, seconds))
         self._log_s = time.perf_counter() - start_s
 
     def _close_window(self) -> tuple[bool, float]:
@@ -186,13 +186,16 @@ class Recorder:
             return None
         return tokens_per_s * self.flops_per_token / (self._num_devices * self.peak_flops)
 
-    def _eta(self, step: int) -> float | None:
-        """Seconds to the last step at the pace since the first line, pauses included; None before there is a pace."""
-        if self._eta_from is None:
-            self._eta_from = (step, self._window_start_s)
+    def _eta(self, num_steps: int, seconds: float) -> float | None:
+        """Seconds to the last step: at the pace of the last lines, so that a stall is soon forgotten, with the pauses that a step
+        of this session had on average. None at the first line, which is a warm-up. num_steps, seconds: of this line."""
+        if self._step == self._start_step + 1:
+            self._paused_s = 0.0
             return None
-        from_step, from_s = self._eta_from
-        return (self._window_start_s - from_s) / (step - from_step) * (self._total_steps - step)
+        self._paces.append((num_steps, seconds))
+        recent = sum(one[1] for one in self._paces) / sum(one[0] for one in self._paces)
+        paused = self._paused_s / (self._step - self._start_step - 1)
+        return (recent + paused) * (self._total_steps - self._step)
 
     @contextmanager
     def pause(self, cause: str) -> Iterator[None]:
@@ -208,6 +211,7 @@ class Recorder:
             seconds = time.perf_counter() - start_s
             self._ledger.add(cause, seconds)
             self._window_paused_s += seconds
+            self._paused_s += seconds
 
     def validation(
         self, step: int, name: str, total: float, count: int, num_bytes: int, figures: Mapping[str, Any] = NONE
