@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.cases import write_model
+from tests.commands.command_line import run_command
 from tests.live_bytes import LiveBytes
-from windlass.commands.export import PROBE_TEXT, export
+from windlass.commands.export import PROBE_TEXT, export, keep, replace
 from windlass.commands.generate import Sampling, generate
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train, vocab_size_of
 from windlass.errors import UserError
@@ -222,6 +223,60 @@ def test_the_old_export_is_whole_until_the_new_one_is_in_its_place(tmp_path, mon
     page.replace(target, draft)
     page.replace(target, shutil.copytree(target, draft))
     assert [path.name for path in tmp_path.iterdir()] == ["export"] and (target / "file").read_text() == "new"
+
+
+OURS = {"chat_template.jinja": TEMPLATE, "notes.txt": "a note", "gguf/q4.gguf": "weights", "model-q4.safetensors": "q4"}
+STALE = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter_config.json")
+
+
+def test_a_new_export_in_the_default_place_takes_away_its_own_files_and_no_others(run, tmp_path, capsys, monkeypatch):
+    """init asks for a chat template in it. A shard, or an adapter, of the export before would be read with the new weights."""
+    copied = shutil.copytree(run, tmp_path / "run")
+    first = export(copied)
+    assert first.kept == ()
+    written = {path.name for path in first.directory.iterdir()}
+    for name, text in {**OURS, **dict.fromkeys(STALE, "{}"), "README.md": "mine"}.items():
+        (first.directory / name).parent.mkdir(exist_ok=True)
+        (first.directory / name).write_text(text)
+    (first.directory / "link").symlink_to("nowhere")
+    code, done = run_command(["export", str(copied)], monkeypatch, capsys)
+    assert code == 0, done.err
+    kept = ["chat_template.jinja", "gguf", "link", "model-q4.safetensors", "notes.txt"]
+    assert done.out.splitlines()[-1] == f"kept: {', '.join(kept)}, which no export wrote"
+    assert {path.name for path in first.directory.iterdir()} == {*written, *kept}
+    assert {name: (first.directory / name).read_text() for name in OURS} == OURS
+    assert (first.directory / "README.md").read_text() != "mine" and (first.directory / "link").is_symlink()
+    assert sorted(path.name for path in copied.glob(".export*")) == []
+
+
+def test_every_file_of_an_export_has_a_name_that_the_next_one_takes_away(exported, tmp_path):
+    done = export(exported.directory, tmp_path / "shards", max_shard_bytes=10_000)
+    for directory in (exported.directory, done.directory):
+        assert keep(directory, tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_kept_files_outlive_a_kill_between_the_two_renames(tmp_path, monkeypatch, has_links):
+    target, draft, old = (tmp_path / name for name in ("export", ".export.draft", ".export.old"))
+    for directory in (draft, old):
+        directory.mkdir()
+    (old / "notes.txt").write_text("a note")
+    (old / "config.json").write_text("{}")
+
+    def no_link(*_args, **_more):
+        raise PermissionError
+
+    if not has_links:
+        monkeypatch.setattr("os.link", no_link)
+    (draft / "chat_template.jinja").write_text("the run's")
+    (old / "chat_template.jinja").write_text("mine")
+    assert keep(target, draft) == ["notes.txt"]
+    replace(target, draft)
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    assert {path.name: path.read_text() for path in target.iterdir()} == {
+        "notes.txt": "a note",
+        "chat_template.jinja": "the run's",
+    }, "what an export writes is its own"
 
 
 @pytest.mark.parametrize("positions", [8, 16, 17])

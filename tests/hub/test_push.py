@@ -1,6 +1,7 @@
 """An export on its way to a hub on this machine: what arrives, in which order, and what every refusal says."""
 
 import errno
+import shutil
 
 import pytest
 
@@ -58,6 +59,16 @@ def test_a_second_push_leaves_no_weights_of_the_first_and_keeps_other_files(hub,
     assert held(hub) == {**FILES, "LICENSE": b"free"}
     number = len(hub.repositories[NAME].commits)
     assert number == 2, "one commit"
+
+
+def test_files_that_a_user_put_into_the_default_place_are_not_pushed(hub, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    copied = shutil.copytree(run, tmp_path / "run")
+    (copied / "export").mkdir(exist_ok=True)
+    (copied / "export" / "notes.txt").write_text("private")
+    done = room.export(copied, push=NAME)
+    assert done.kept == ("notes.txt",)
+    assert {*held(hub), "notes.txt"} == {path.name for path in done.directory.iterdir()} != set(held(hub))
 
 
 def test_private_is_not_said_of_a_public_repository(hub, exported):

@@ -132,7 +132,11 @@ def _shown_text(prompt: "Prompt", text: str, chat: bool) -> str:
 def export(
     path: SavedPath,
     target: Annotated[
-        Path | None, typer.Argument(metavar="TARGET", help="Where to. Default: export/ in the run directory.")
+        Path | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="Where to. Default: export/ in the run directory, where a new export leaves your files.",
+        ),
     ] = None,
     step: Step = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
@@ -155,5 +159,7 @@ def export(
         say(
             f"the base was in NF4 in training and is as before here: logits differ by {done.merging.in_nf4:.1e} from training's"
         )
+    if done.kept:
+        say(f"kept: {', '.join(done.kept)}, which no export wrote")
     if done.pushed is not None:
         say(f"pushed: {done.pushed}")

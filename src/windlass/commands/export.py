@@ -1,14 +1,17 @@
 """A checkpoint as a Hugging Face directory that other tools load: config, generation config, safetensors, tokenizer, card.
 
 It is written beside its place, loaded back by transformers, compared, and only then renamed: a directory called export/ is
-one that works. Compared are, on ids that are no text and in fp32 from the weights as they were written (rounded, where a
+one that works. In the default place a new export takes away the files of the one before (OWN_FILES, by name) and leaves all
+others. Compared are, on ids that are no text and in fp32 from the weights as they were written (rounded, where a
 smaller dtype was asked for): the logits, within 1e-5 of the largest; the greedy continuation; and the token ids of a probe
 text. One model is in memory at a time, at 4 bytes per parameter, and beside it the tensor that is being written or rounded.
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +24,33 @@ from windlass.commands.export_adapter import (
     PROBE_TOKENS,
     Merging,
     auto_model,
+    check_merge,
     load_with_peft,
     merged,
     probe_ids,
     write_adapter,
 )
-from windlass.commands.model_card import write_card
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, NO_LIMIT, TOKENIZER_FILE, export_tokenizer
+from windlass.commands.model_card import export_command, write_card
+from windlass.data.tokenize.tokenizer import (
+    CONFIG_FILE,
+    COPIED_FILES,
+    NO_LIMIT,
+    OLDER_FILES,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    export_tokenizer,
+)
 from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
-from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
+from windlass.model.hf import GENERATION, SHARD_BYTES, keep_sampling, save_weights
 from windlass.training.base_model import KEPT_GENERATION, kept_files
 from windlass.training.open_saved import SavedModel, open_saved
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+BESIDE = ("README.md", "config.json", GENERATION, "adapter_config.json", *OLDER_FILES, *COPIED_FILES)
+OWN_FILES = {*WEIGHTS, *BESIDE} - {TEMPLATE_FILE}  # a run has one tokenizer: a template that this has not is the user's
 GREEDY_TOKENS = 16
 PROBE_TEXT = "The anchor weighs 1,250 kg.\n\n\tdef pull(x):  # naïve, 船の錨 🚢\r\n    return x['rope'] <= 3   \n"
 
@@ -52,6 +67,8 @@ class Exported:
     """Of an adapter: how far the merged model is from both beside each other."""
     pushed: str | None = None
     """The address of the commit on the hub."""
+    kept: tuple[str, ...] = ()
+    """Files and folders of the default place that no export wrote, and that are in this one as they were. They are not pushed."""
 
 
 def export(
@@ -68,18 +85,14 @@ def export(
 ) -> Exported:
     """Writes `target` (default: export/ in the run directory). Of a run with an adapter PEFT's files in fp32, or with `merge` the
     whole model; `base`: where its base is, if that has moved. `push`: a repository of the hub that gets it once it has compared
-    equal, `private` to others. Raises UserError; a target that exists is never overwritten unless it is the default one."""
+    equal, `private` to others. Raises UserError; a target that exists is never overwritten unless it is the default one, and in
+    that files stay that no export wrote, except those whose name this export writes."""
     path, target = Path(path), None if target is None else Path(target)
-    if push is not None:
-        check_push(push)
-    elif private:
-        raise UserError(
-            "--private without --push", "a directory has no readers to choose", "leave it out, or add --push"
-        )
+    _check_push(push, private)
     _check_target(path, target, dtype)
     saved = open_saved(path, step, base=base)
     check_merge(saved, dtype, merge)
-    command = _command(saved, path, target, dtype, merge, base)
+    command = export_command(saved, path, target, dtype, merge, base)
     target = target or path / "export"
     draft = target.parent / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
@@ -97,13 +110,24 @@ def export(
         if has_tokenizer and not is_adapter:  # transformers asks for a config.json beside it
             compare_tokenizers(draft)
         write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer, is_adapter, merging), is_adapter)
+        written = sorted(file.name for file in draft.iterdir())
+        kept = keep(target, draft)
         replace(target, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # what did not compare equal is not left behind
     name = saved.trainer_state["base"]["from"] if is_adapter else None
     message = f"windlass export{'' if saved.step is None else f' of step {saved.step}'}"
-    pushed = upload(target, push, message, private=private) if push is not None else None
-    return Exported(target, saved.step, difference, name, merging, pushed)
+    pushed = upload(target, push, message, private=private, files=written) if push is not None else None
+    return Exported(target, saved.step, difference, name, merging, pushed, tuple(kept))
+
+
+def _check_push(push: str | None, private: bool) -> None:
+    if push is not None:
+        check_push(push)
+    elif private:
+        raise UserError(
+            "--private without --push", "a directory has no readers to choose", "leave it out, or add --push"
+        )
 
 
 def _check_target(path: Path, target: Path | None, dtype: str) -> None:
@@ -119,16 +143,6 @@ def _check_target(path: Path, target: Path | None, dtype: str) -> None:
         )
 
 
-def _command(
-    saved: SavedModel, path: Path, target: Path | None, dtype: str, merge: bool, base: Path | None
-) -> list[str]:
-    """What exports the same from the directory that the recipe ran in."""
-    source = path if saved.step is None else saved.trainer_state["config"]["run"]["directory"]
-    words = ["windlass", "export", str(source), *([] if target is None else [str(target)]), "--dtype", dtype]
-    words += [] if saved.step is None else ["--step", str(saved.step)]
-    return words + ["--merge"] * merge + ([] if base is None else ["--base", str(base)])
-
-
 def _write_weights(
     draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int
 ) -> tuple[SavedModel, Merging | None]:
@@ -138,36 +152,41 @@ def _write_weights(
         return merged(saved)
     saved, merging = merged(saved)
     save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
-    write_generation_config(draft, saved)
+    keep_sampling(draft, _sampling_of_base(saved))
     return saved, merging
 
 
-def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
-    """Raises UserError for options that do not fit what is exported."""
-    if merge and saved.adapter is None:
-        raise UserError(
-            f"--merge with {saved.directory}",
-            "an adapter is merged into its base, and this model has none",
-            "leave --merge out: the whole model is exported",
-        )
-    if saved.adapter is not None and saved.step is None and not merge:
-        raise UserError(
-            f"{saved.directory} is already an adapter in PEFT's format",
-            "an exported adapter has this format",
-            "use it as it is, or export the whole model with --merge",
-        )
-    if saved.adapter is not None and not merge and dtype != "fp32":
-        raise UserError(
-            f"--dtype {dtype} for an adapter",
-            "an adapter's factors are exported in fp32, as they were trained",
-            "leave --dtype out, or export the whole model with --merge",
-        )
+def keep(target: Path, draft: Path) -> list[str]:
+    """Gives `draft` what is in `target` and is no export's, except where `draft` has that name -> what it was given: the
+    template that a user wrote for a base without one, or a GGUF. Linked, not copied: it may be as large as the weights."""
+    old = target if target.exists() else _old_place(target)  # there, where a kill came between the two renames
+    if not old.is_dir():
+        return []
+    names = sorted(path.name for path in old.iterdir() if not any(fnmatchcase(path.name, one) for one in OWN_FILES))
+    kept = [name for name in names if not (draft / name).exists()]
+    for name in kept:
+        if (old / name).is_dir() and not (old / name).is_symlink():
+            shutil.copytree(old / name, draft / name, symlinks=True, copy_function=_link)
+        else:
+            _link(old / name, draft / name)
+    return kept
+
+
+def _link(source: Path | str, target: Path | str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _old_place(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
 
 
 def replace(target: Path, draft: Path) -> None:
     """`draft` takes the place of `target`. A process that is killed in between leaves each of them whole, the old one beside its
     place, where the next export finds the place free."""
-    old = target.with_name(f".{target.name}.old")
+    old = _old_place(target)
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
@@ -175,22 +194,11 @@ def replace(target: Path, draft: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_generation_config(draft: Path, saved: SavedModel) -> None:
-    """Sampling settings that the base model's authors gave stay, with this model's own token ids."""
+def _sampling_of_base(saved: SavedModel) -> bytes | None:
     if saved.step is not None:
-        base = kept_files(saved.directory).get(KEPT_GENERATION)
-    else:
-        file = saved.directory / GENERATION
-        base = file.read_bytes() if file.is_file() else None
-    if base is None:
-        return
-    try:
-        kept = json.loads(base)
-    except ValueError:
-        return  # save_weights has derived it from the config
-    own = json.loads((draft / GENERATION).read_text("utf-8"))
-    merged = {**kept, **{key: value for key, value in own.items() if key != "_from_model_config"}}
-    (draft / GENERATION).write_text(json.dumps(merged, indent=2) + "\n", "utf-8")
+        return kept_files(saved.directory).get(KEPT_GENERATION)
+    file = saved.directory / GENERATION
+    return file.read_bytes() if file.is_file() else None
 
 
 @torch.no_grad()

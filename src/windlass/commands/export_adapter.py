@@ -68,6 +68,28 @@ def merged(saved: SavedModel) -> tuple[SavedModel, Merging | None]:
     return replace(saved, model=model), Merging(largest, from_trained)
 
 
+def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
+    """Raises UserError for options that do not fit what is exported."""
+    if merge and saved.adapter is None:
+        raise UserError(
+            f"--merge with {saved.directory}",
+            "an adapter is merged into its base, and this model has none",
+            "leave --merge out: the whole model is exported",
+        )
+    if saved.adapter is not None and saved.step is None and not merge:
+        raise UserError(
+            f"{saved.directory} is already an adapter in PEFT's format",
+            "an exported adapter has this format",
+            "use it as it is, or export the whole model with --merge",
+        )
+    if saved.adapter is not None and not merge and dtype != "fp32":
+        raise UserError(
+            f"--dtype {dtype} for an adapter",
+            "an adapter's factors are exported in fp32, as they were trained",
+            "leave --dtype out, or export the whole model with --merge",
+        )
+
+
 def probe_ids(architecture: Architecture) -> torch.Tensor:
     """[2, 16] ids that are no text, or fewer where 16 more have no room."""
     length = min(PROBE_TOKENS, max(1, architecture.max_positions - PROBE_TOKENS))

@@ -63,6 +63,16 @@ def write_card(
     (directory / "README.md").write_text(template.render(facts), "utf-8")
 
 
+def export_command(
+    saved: SavedModel, path: Path, target: Path | None, dtype: str, merge: bool, base: Path | None
+) -> list[str]:
+    """What exports the same from the directory that the recipe ran in."""
+    source = path if saved.step is None else saved.trainer_state["config"]["run"]["directory"]
+    words = ["windlass", "export", str(source), *([] if target is None else [str(target)]), "--dtype", dtype]
+    words += [] if saved.step is None else ["--step", str(saved.step)]
+    return words + ["--merge"] * merge + ([] if base is None else ["--base", str(base)])
+
+
 def front_matter(saved: SavedModel, is_adapter: bool = False) -> dict[str, Any]:
     """What the hub shows and searches by."""
     config = saved.trainer_state.get("config", {})

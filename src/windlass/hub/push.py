@@ -35,9 +35,9 @@ def check_push(name: str) -> None:
         )
 
 
-def push(directory: Path, name: str, message: str, *, private: bool = False) -> str:
-    """Uploads all files of `directory` -> the address of the commit. `private`: a repository that is made now is, and one that is
-    there must be. Raises UserError, Unavailable where the hub does not answer."""
+def push(directory: Path, name: str, message: str, *, private: bool = False, files: list[str] | None = None) -> str:
+    """Uploads all files of `directory`, or `files` alone -> the address of the commit. `private`: a repository that is made now
+    is, and one that is there must be. Raises UserError, Unavailable where the hub does not answer."""
     from httpx2 import TransportError
     from huggingface_hub import HfApi
 
@@ -51,7 +51,9 @@ def push(directory: Path, name: str, message: str, *, private: bool = False) -> 
                 "everybody can read what is pushed there",
                 "make it private on its page, or push to another name",
             )
-        done = hub.upload_folder(repo_id=name, folder_path=directory, commit_message=message, delete_patterns=REPLACED)
+        done = hub.upload_folder(
+            repo_id=name, folder_path=directory, commit_message=message, allow_patterns=files, delete_patterns=REPLACED
+        )
     except (TransportError, OSError, ValueError, RuntimeError) as error:
         raise not_pushed(error, name, directory) from None
     return str(done.commit_url)

@@ -10,6 +10,7 @@ by one (model/shard_writer). Memory is one tensor. Padded rows of the vocabulary
 """
 
 import contextlib
+import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -221,3 +222,15 @@ def _prepare_directory(directory: Path) -> None:
             "an export never mixes with older files",
             "give another directory or remove this one",
         )
+
+
+def keep_sampling(directory: Path, base: bytes | None) -> None:
+    """Sampling settings that the base model's authors gave (the bytes of their generation config) stay in that of `directory`,
+    with its own token ids."""
+    try:
+        kept = json.loads(base) if base is not None else {}
+    except ValueError:
+        return  # save_weights has derived it from the config
+    if kept:
+        own = json.loads((directory / GENERATION).read_text("utf-8"))
+        write_json(directory / GENERATION, {**kept, **{key: own[key] for key in own if key != "_from_model_config"}})
