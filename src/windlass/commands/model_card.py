@@ -17,6 +17,7 @@ from windlass.adapters.peft_config import CONFIG
 from windlass.checkpoint.provenance import redact
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe, to_yaml
+from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
 from windlass.hub.config import NAME
 from windlass.model.architecture import Architecture
 from windlass.model.flops import count_parameters
@@ -113,9 +114,9 @@ def base_license(card: bytes) -> str | None:
 def serving(saved: SavedModel, is_adapter: bool = False) -> list[tuple[str, str]]:
     """(sentence, command) per tool that serves it. vLLM has every family in its list; llama.cpp reads some of ours otherwise than
     transformers does, or not at all."""
-    architecture, config = saved.architecture, saved.trainer_state.get("config", {})
+    architecture = saved.architecture
     if is_adapter:
-        adapter, base = config["adapter"], saved.trainer_state["base"]["from"]
+        adapter, base = saved.trainer_state["config"]["adapter"], saved.trainer_state["base"]["from"]
         if adapter["also_train"]:
             return []  # vLLM takes factors alone
         rank = max(16, 1 << (adapter["rank"] - 1).bit_length())
@@ -125,12 +126,25 @@ def serving(saved: SavedModel, is_adapter: bool = False) -> list[tuple[str, str]
     if not _is_read_by_llama_cpp(architecture):
         return found
     convert = f"{PLACE} --outfile model.gguf"
-    if config.get("data", {}).get("tokenizer", {}).get("train") is None:
+    if not _is_trained_here(saved.tokenizer_directory):
         return [*found, ("llama.cpp, in its checkout:", f"python convert_hf_to_gguf.py {convert}")]
     known = 'TextModel.get_vocab_base_pre = lambda *_: "gpt-2"'
     program = f"from conversion.base import TextModel; {known}; import convert_hf_to_gguf as c; c.main()"
     why = "llama.cpp, in its checkout; its converter does not know this tokenizer, which splits text as GPT-2's does:"
     return [*found, (why, f"python -c '{program}' {convert}")]
+
+
+def _is_trained_here(tokenizer_directory: Path) -> bool:
+    """Whether the tokenizer is one as windlass trains them: bytes, split as GPT-2 splits, and one added token, the first. A run
+    that begins at an export has it from there, and its own recipe does not say so."""
+    file = tokenizer_directory / TOKENIZER_FILE
+    if not file.is_file():
+        return False
+    found = json.loads(file.read_text("utf-8"))
+    split, added = found.get("pre_tokenizer") or {}, found.get("added_tokens") or ()
+    is_gpt2s = split.get("type") == "ByteLevel" and split.get("use_regex", True) and not split.get("add_prefix_space")
+    is_first = [token["id"] for token in added] == [0]  # GPT-2's own token is its last
+    return bool(is_gpt2s and is_first and not found.get("normalizer"))
 
 
 def _is_read_by_llama_cpp(arch: Architecture) -> bool:
