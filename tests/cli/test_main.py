@@ -343,9 +343,8 @@ def test_one_process_trains_with_an_empty_environment(one):
     assert_finished(directory)
     assert " 1 on CPU\n  threads        1 per rank\n" in done.stdout
     assert (directory / "report.html").is_file() and (directory / "resolved.yaml").is_file()
-    assert (
-        done.stdout.splitlines()[-1] == "report: one/report.html; next: windlass generate one, or windlass export one"
-    )
+    said = 'report: one/report.html; next: windlass generate one --prompt "...", or windlass export one'
+    assert done.stdout.splitlines()[-1] == said
     status = read_status(directory)
     assert (status.state, status.step, status.exit_code) == ("finished", tiny.STEPS, 0)
     assert "global batch" in (directory / "logs" / "rank-0.log").read_text()

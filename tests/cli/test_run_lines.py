@@ -7,7 +7,7 @@ import pytest
 
 from tests import tiny
 from windlass.cli import main as cli
-from windlass.cli.run_lines import printing
+from windlass.cli.run_lines import printing, say_next
 from windlass.config import to_yaml
 from windlass.errors import EXIT_USER_ERROR, UserError
 
@@ -71,3 +71,23 @@ def test_a_rehearsal_takes_neither(windlass, option):
 def test_both_at_once_are_refused():
     with pytest.raises(UserError, match="--quiet and --json"), printing(True, True):
         pass
+
+
+@pytest.mark.parametrize(
+    ("formats", "asked"),
+    [
+        (["chat", "chat"], '--chat --prompt "..."'),
+        (["chat", "text"], '--prompt "..."'),
+        (["preference"], '--prompt "..." (--chat too, where prompts are messages)'),
+    ],
+    ids=" and ".join,
+)
+def test_the_line_at_the_end_asks_a_chat_model_in_its_template(tmp_path, capsys, formats, asked):
+    """Without it a chat model writes an empty line, or nonsense."""
+    sources = [{"path": "rows.jsonl", "format": one} for one in formats]
+    keys = {"sources": sources, "tokenizer": {"train": None, "from": "org/name"}}
+    objective = {"kind": "dpo"} if formats == ["preference"] else {}
+    config = tiny.recipe(tmp_path, "a run", data=keys, objective=objective)
+    say_next(config)
+    run = f"'{config.run.directory}'"
+    assert capsys.readouterr().out == f"next: windlass generate {run} {asked}, or windlass export {run}\n"

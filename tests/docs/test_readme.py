@@ -100,6 +100,14 @@ def test_the_first_commands_train_and_export_a_model_of_ones_own_text(tmp_path, 
     assert {"report.html", "export"} <= {path.name for path in (tmp_path / "runs/recipe").iterdir()}
 
 
+def test_a_run_on_chats_is_asked_in_the_chat_template():
+    """Without --chat it writes an empty line, or nonsense."""
+    commands = commands_in(section("Finetune"))
+    (train,) = (shlex.split(one) for one in commands if one.startswith("train"))
+    (asked,) = (shlex.split(one) for one in commands if one.startswith("generate"))
+    assert asked[1] == f"runs/{Path(train[1]).stem}" and "--chat" in asked and "--prompt" in asked
+
+
 def test_the_table_of_commands_names_each_one():
     rows = re.findall(r"^\| (`.+?) \|", section("Commands"), re.M)
     named = {name for row in rows for shown in re.findall(r"`([^`]+)`", row) for name in shown.split()[:1]}

@@ -30,7 +30,7 @@ from windlass.cli.arguments import (
     restarts_of,
 )
 from windlass.cli.group import Commands
-from windlass.cli.run_lines import Event, printing
+from windlass.cli.run_lines import Event, printing, say_next
 from windlass.errors import (
     EXIT_BUG,
     EXIT_NOT_EQUAL,
@@ -167,16 +167,8 @@ def train(
             if code == EXIT_STOPPED:
                 say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
             if code == 0 and not (quiet or json_lines):
-                _say_next(config.run.directory)
+                say_next(config)
             raise typer.Exit(code)
-
-
-def _say_next(directory: Path) -> None:
-    """What a finished run is for. A rehearsal's directory goes away."""
-    if directory.parent.name.startswith(".smoke-"):
-        return
-    report, run = directory / "report.html", shlex.quote(str(directory))
-    say(f"{f'report: {report}; ' if report.is_file() else ''}next: windlass generate {run}, or windlass export {run}")
 
 
 def _train_as_worker(config: "RunConfig", smoke: bool, on_event: Callable[[Event], None] | None) -> int:
