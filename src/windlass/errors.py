@@ -208,5 +208,6 @@ def nearest_entry(path: "Path", choices: Iterable[str] | None = None) -> str:
 
     if choices is None:
         choices = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-    close = difflib.get_close_matches(path.name, list(choices), n=1, cutoff=0.6)
+    others = [name for name in choices if name != path.name]  # it may be there, and be of the wrong kind
+    close = difflib.get_close_matches(path.name, others, n=1, cutoff=0.6)
     return f"did you mean `{path.parent / close[0]}`? " if close else ""

@@ -123,3 +123,5 @@ def test_what_is_beside_a_path_that_is_not_there_is_proposed(tmp_path):
     assert nearest_entry(tmp_path / "Qwen3-tyny") == f"did you mean `{tmp_path}/Qwen3-tiny`? "
     assert nearest_entry(tmp_path / "other") == nearest_entry(tmp_path / "none" / "Qwen3-tiny") == ""
     assert nearest_entry(tmp_path / "Qwen3-tyny", []) == ""
+    (tmp_path / "texts").mkdir()
+    assert nearest_entry(tmp_path / "texts") == "", "it is there"

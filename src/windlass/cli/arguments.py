@@ -1,10 +1,11 @@
 """What several commands take and do: arguments with their help, lines printed and read as they come."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,12 +13,57 @@ from windlass.contract import has_agent
 from windlass.errors import Interrupted, UserError
 from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
+from windlass.units import counted
 
 if TYPE_CHECKING:  # it takes a second to load
     from windlass.config import RunConfig
 
+DATA_FILES: Final = {".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv"}
+RUN_FILE: Final = "events.jsonl"
+MODEL_FILES: Final = (RUN_FILE, "checkpoints", "config.json", "adapter_config.json")
+SHOWN_RUNS: Final = 4
+
+
+def check_recipe_file(recipe: str) -> str:
+    """The RECIPE of a command. Raises UserError for a file of data, and says what writes a recipe for it."""
+    path = Path(recipe)
+    if DATA_FILES.isdisjoint(path.suffixes) or not path.is_file():  # rows.jsonl.gz too
+        return recipe
+    raise UserError(
+        f"{path} is a file of data",
+        "RECIPE is a YAML file, and names its data in data.sources",
+        f"windlass init --data {shlex.quote(recipe)} writes a recipe for it",
+    )
+
+
+def check_overrides(words: list[str] | None) -> list[str] | None:
+    """The KEY=VALUE of a command. Raises UserError where the shell has split a value at its spaces."""
+    for at, word in enumerate(words or ()):
+        if "=" not in word or not _open_brackets(word):
+            continue
+        for end in range(at + 2, len(words or ()) + 1):
+            whole = " ".join((words or ())[at:end])
+            if not _open_brackets(whole):
+                change = f"put it into quotes: {shlex.quote(whole)}"
+                raise UserError(
+                    f"{word} and {counted(end - at - 1, 'word')} after it",
+                    "a shell splits KEY=VALUE at its spaces",
+                    change,
+                )
+    return words
+
+
+def _open_brackets(text: str) -> int:
+    return sum(text.count(one) for one in "[{") - sum(text.count(one) for one in "]}")
+
+
 Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...",
+        callback=check_recipe_file,
+    ),
 ]
 
 
@@ -32,7 +78,10 @@ def complete_key(begun: str) -> list[str]:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100", autocompletion=complete_key
+        metavar="KEY=VALUE",
+        help="Settings that replace the recipe's: run.steps=100",
+        autocompletion=complete_key,
+        callback=check_overrides,
     ),
 ]
 PreparedData = Annotated[
@@ -41,7 +90,8 @@ PreparedData = Annotated[
 
 
 def check_run(path: Path) -> Path:
-    """The RUN of a command. Raises UserError for a recipe, and says which directory its run has."""
+    """The RUN of a command. Raises UserError for a recipe, and says which directory its run has; and for a folder of runs."""
+    _check_is_one(path)
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
     from windlass.config import load_recipe
@@ -50,6 +100,17 @@ def check_run(path: Path) -> Path:
     with contextlib.suppress(UserError):
         directory = str(load_recipe(path).run.directory)
     raise UserError(f"{path} is a recipe", "RUN is the directory that a run writes", f"name {directory}")
+
+
+def _check_is_one(path: Path) -> None:
+    if not path.is_dir() or any((path / name).exists() for name in MODEL_FILES):
+        return
+    with contextlib.suppress(PermissionError):
+        runs = sorted(str(one.parent) for one in path.glob(f"*/{RUN_FILE}"))
+        if runs:
+            shown = ", ".join(runs[:SHOWN_RUNS]) + f", and {len(runs) - SHOWN_RUNS} more" * (len(runs) > SHOWN_RUNS)
+            change = f"name one of {shown}; `windlass runs {shlex.quote(str(path))}` lists them"
+            raise UserError(f"{path} is a folder of runs", "RUN is the directory that one run writes", change)
 
 
 def check_runs(paths: list[Path]) -> list[Path]:

@@ -80,7 +80,9 @@ def generate(
     step: Annotated[
         list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "--max-new-tokens", help="Longest continuation, in tokens.")
+    ] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
