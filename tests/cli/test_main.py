@@ -7,6 +7,7 @@ fixed time: conditions are polled, with limits that only a dead process exceeds.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -193,6 +194,15 @@ def test_the_process_exits_with_2_too(base):
     assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
     assert three_lines(done.stderr) == ["windlass", "rule", "change"]
     assert "did you mean `steps`?" in done.stderr and not (base / "new").exists()
+
+
+def test_more_ranks_than_cores_are_said_before_they_start(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(cli.local, "count_gpus", lambda: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    monkeypatch.setattr(cli.local, "launch", lambda *_arguments: print("starts") or EXIT_USER_ERROR)
+    cli.app(["train", "tiny.yaml", "run.directory=crowd", "--nproc", "2"], standalone_mode=False)
+    assert re.fullmatch(r"2 ranks share 1 core: .+\nstarts\n", capsys.readouterr().out)
 
 
 def test_smoke_hands_the_recipe_to_the_rehearsal_and_its_exit_code_back(base, monkeypatch):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.doctor.test_gpus import one_host
 from windlass.cli.main import app
 from windlass.commands import doctor as command
-from windlass.commands.doctor import doctor
+from windlass.commands.doctor import doctor, seen
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.host import HostLimits
@@ -161,6 +161,20 @@ def test_a_host_with_a_gpu(machine, monkeypatch):
     assert names(None, root=machine) == ["driver-silent"]
 
 
+def test_the_first_line_is_what_this_machine_has(machine, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(command.os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setattr(command, "_cuda_of_torch", lambda: None)
+    assert seen(machine) == f"seen: no NVIDIA GPU; torch {torch.__version__}, built without CUDA; 2 cores"
+    (machine / "dev").mkdir()
+    (machine / "dev/nvidiactl").touch()
+    monkeypatch.setattr(command, "_cuda_of_torch", lambda: "12.8")
+    found = [SimpleNamespace(name="NVIDIA H200")] * 2
+    monkeypatch.setattr(command, "_ask_driver", lambda: (None, found, []))
+    assert seen(machine) == f"seen: 2 x NVIDIA H200; torch {torch.__version__}, built for CUDA 12.8; 2 cores"
+
+
 def test_the_page_lists_every_finding_of_the_code():
     page = (ROOT / "docs/howto/doctor.md").read_text()
     listed = {
@@ -183,10 +197,11 @@ def test_a_finding_is_readable_and_json(machine):
 def test_the_command_prints_findings_and_ends_with_2_or_says_that_there_are_none(monkeypatch):
     found = [Diagnosis("no-locks", "/runs: flock fails", "a rule", "a fix")]
     monkeypatch.setattr(command, "doctor", lambda *_arguments: iter(found))
+    monkeypatch.setattr(command, "seen", lambda: "seen: a machine")
     run = CliRunner()
     bad, as_json = run.invoke(app, ["doctor"]), run.invoke(app, ["doctor", "--json"])
     assert bad.exit_code == as_json.exit_code == EXIT_USER_ERROR
-    assert bad.output == "no-locks: /runs: flock fails\n  rule: a rule\n  fix:  a fix\n"
+    assert bad.output == "seen: a machine\nno-locks: /runs: flock fails\n  rule: a rule\n  fix:  a fix\n"
     assert json.loads(as_json.output) == {
         "name": "no-locks",
         "found": "/runs: flock fails",
@@ -198,4 +213,4 @@ def test_the_command_prints_findings_and_ends_with_2_or_says_that_there_are_none
     monkeypatch.setenv("LOCAL_RANK", "0")
     found.clear()
     good = run.invoke(app, ["doctor"])
-    assert (good.exit_code, good.output) == (0, "nothing wrong was found\n")
+    assert (good.exit_code, good.output) == (0, "seen: a machine\nnothing wrong was found\n")

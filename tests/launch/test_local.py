@@ -129,6 +129,18 @@ def gpus(monkeypatch):
     return lambda count: monkeypatch.setattr(local, "count_gpus", lambda: count)
 
 
+def test_more_ranks_than_cores_are_said_where_they_train_on_the_cpu(gpus, monkeypatch):
+    gpus(0)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _pid: {3, 5})
+    assert local.shared_cores(2) is None
+    said = "4 ranks share 2 cores: they take turns, and all wait for the slowest; --nproc 2 has a core for each"
+    assert local.shared_cores(4) == said
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda _pid: {3})
+    assert local.shared_cores(2) == "2 ranks share 1 core: they take turns, and all wait for the slowest"
+    gpus(4)
+    assert local.shared_cores(4) is None
+
+
 def test_ranks_are_all_gpus_else_one_unless_said(gpus, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     gpus(0)

@@ -206,6 +206,8 @@ def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event],
     from windlass.training.interruptible import interruptible
 
     config.check_layout(config.model.shape(config.data.tokenizer.train), num_ranks, here=True)
+    if crowd := local.shared_cores(num_ranks):
+        say(crowd)
     with interruptible(config.run.directory):
         return local.launch(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
 
@@ -250,9 +252,12 @@ def doctor(
 ) -> None:
     """Name what is wrong with this machine, and with a recipe on it. Exit code 2 where something is."""
     from windlass.commands.doctor import doctor as examine
+    from windlass.commands.doctor import seen
 
     if contract.local_rank() != 0:  # one process of a host
         return
+    if not as_json:
+        say(seen())
     found = list(examine(recipe, overrides or [], endpoint and endpoint_of(endpoint), nproc))
     for one in found:
         say(json.dumps(one._asdict()) if as_json else one.text())

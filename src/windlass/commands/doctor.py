@@ -5,7 +5,9 @@ import os
 import runpy
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +32,7 @@ from windlass.model.open_config import architecture_of
 from windlass.object_store import Store
 from windlass.supervise.kernel_log import read_faults
 from windlass.training.parameter_rules import count_trained
+from windlass.units import counted
 
 BYTES_PER_ELEMENT: Final = 12  # of a checkpoint: an fp32 master and AdamW's two moments
 CONTROL: Final = Path("dev/nvidiactl")
@@ -67,6 +70,18 @@ def doctor(
         yield from check_name(socket.gethostname(), addresses_of(socket.gethostname()))
     if recipe is not None:
         yield from check_recipe(recipe, overrides, None if endpoint else ranks)
+
+
+def seen(root: Path = Path("/")) -> str:
+    """What this machine has, in a line."""
+    gpus = _ask_driver()[1] if (root / CONTROL).exists() else []
+    names = ", ".join(f"{number} x {name}" for name, number in Counter(gpu.name for gpu in gpus).items())
+    cuda = _cuda_of_torch()
+    build = "without CUDA" if cuda is None else f"for CUDA {cuda}"
+    return (
+        f"seen: {names or 'no NVIDIA GPU'}; torch {version('torch')}, built {build}; "
+        f"{counted(len(os.sched_getaffinity(0)), 'core')}"
+    )
 
 
 def _ask_driver() -> tuple[Driver | None, list[Gpu], list[Diagnosis]]:

@@ -50,6 +50,17 @@ def choose_ranks(nproc: str | None) -> int:
     return int(nproc)
 
 
+def shared_cores(num_ranks: int) -> str | None:
+    """What to say of more ranks than this process has cores, where ranks train on the CPU."""
+    cores = len(os.sched_getaffinity(0))
+    if num_ranks <= cores or count_gpus():
+        return None
+    few = f"; --nproc {cores} has a core for each" if cores > 1 else ""
+    return (
+        f"{num_ranks} ranks share {cores} core{'s' * (cores > 1)}: they take turns, and all wait for the slowest{few}"
+    )
+
+
 def count_gpus() -> int:
     """Visible GPUs. torch is asked only where a driver is, in a process of its own: this one stays small."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not Path("/dev/nvidiactl").exists():
