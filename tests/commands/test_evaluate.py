@@ -1,5 +1,6 @@
 """Validation of a checkpoint, on any number of ranks."""
 
+import json
 from functools import partial
 
 import pytest
@@ -24,6 +25,14 @@ def test_evaluation_of_a_checkpoint_repeats_the_loss_of_training_on_any_world(ru
     assert lines[1:] == [[]] * (world - 1), "rank 0 alone speaks"
     assert f"step {logged['step']}, loss {logged['loss']:.4f}" in lines[0][0].line
     assert f"{logged['bits_per_byte']:.3f} bits per byte" in lines[0][0].line
+
+
+def test_a_part_of_a_set_is_named_beside_the_whole(run, ranks):
+    ((part, *_),) = ranks.run(1, evaluate, run)
+    ((whole, *_),) = ranks.run(1, partial(evaluate, sequences=1_000_000), run)
+    held = json.loads((run.parent / "data/prepared.json").read_text())["sets"]["validation"]["samples"]
+    assert part.line.endswith(f", {part.count:,} targets (6 of {held} samples)") and held > 6
+    assert whole.line.endswith(f", {whole.count:,} targets") and whole.count > part.count
 
 
 def test_one_process_in_bf16_scores_the_weights_of_the_checkpoint(ranks, tmp_path):

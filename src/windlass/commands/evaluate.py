@@ -43,18 +43,25 @@ class Score:
     margin: float | None = None
     source_losses: Mapping[str, float] = field(default_factory=dict)
     """Of each source of a set of several."""
+    samples: tuple[int, int] | None = None
+    """Scored, and in the set."""
 
     @property
     def line(self) -> str:
         """As `windlass evaluate` prints it; bits per byte only where the tokenizer's bytes are exact."""
         text = f"{self.name}: {'' if self.step is None else f'step {self.step}, '}loss {self.loss:.4f}"
         if self.unit == "pairs":
-            return f"{text}, accuracy {self.accuracy:.1%}, margin {self.margin:.4g}, {self.count:,} pairs"
+            return f"{text}, accuracy {self.accuracy:.1%}, margin {self.margin:.4g}, {self.count:,} pairs{self._share}"
         text += " nats per answer token" if self.unit == "answer tokens" else ""
         text += f", perplexity {'n/a' if self.perplexity is None else f'{self.perplexity:.4g}'}"
         text += "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
         by_source = "".join(f"; {label} {loss:.4f}" for label, loss in self.source_losses.items())
-        return f"{text}, {self.count:,} {self.unit}{by_source}"
+        return f"{text}, {self.count:,} {self.unit}{self._share}{by_source}"
+
+    @property
+    def _share(self) -> str:
+        scored, held = self.samples or (0, 0)
+        return f" ({scored:,} of {held:,} samples)" if scored < held else ""
 
 
 def evaluate(
@@ -166,10 +173,13 @@ def score_of(
     figures: Mapping[str, Any],
 ) -> Score:
     """`total`: the loss of all `count` targets or pairs of a set. `figures`: of the objective, on the same."""
+    samples = (data.num_samples, data.held_samples)
     if config.objective.unit == "pairs":
         kept = {key: figures[key] for key in ("accuracy", "margin")}
-        return Score(name, step, total / count, count, "pairs", **kept)
+        return Score(name, step, total / count, count, "pairs", **kept, samples=samples)
     loss = total / data.num_targets
     unit: Literal["answer tokens", "targets"] = "answer tokens" if config.counts_answers(name) else "targets"
     bits, losses = bits_per_byte(total, data.num_bytes), figures.get("source_losses", {})
-    return Score(name, step, loss, data.num_targets, unit, perplexity(loss), bits, source_losses=losses)
+    return Score(
+        name, step, loss, data.num_targets, unit, perplexity(loss), bits, source_losses=losses, samples=samples
+    )

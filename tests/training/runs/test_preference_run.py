@@ -337,9 +337,8 @@ def test_evaluate_says_what_the_run_says(place, full, name):
         train(recipe(place, name, LORA))
     last = steps_of(place / name, "validation")[-1]
     line = evaluate(place / name)[0].line
-    assert line == (
-        f"validation: step 10, loss {last['loss']:.4f}, accuracy {last['accuracy']:.1%}, margin {last['margin']:.4g}, 3 pairs"
-    )
+    figures = f"loss {last['loss']:.4f}, accuracy {last['accuracy']:.1%}, margin {last['margin']:.4g}"
+    assert line == f"validation: step 10, {figures}, 3 pairs (3 of 12 samples)"
 
 
 def test_a_model_that_no_run_made_has_no_reference(place, full):

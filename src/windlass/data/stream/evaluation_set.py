@@ -42,6 +42,8 @@ class EvaluationSet:
     """This rank's: input_ids and targets, [micro_batch, T] int64, and documents if isolated; as many on every rank."""
     num_samples: int
     """Samples scored, over all ranks."""
+    held_samples: int
+    """Samples in the set."""
     num_targets: int
     """Targets counted, over all ranks."""
     num_bytes: int
@@ -69,7 +71,6 @@ def evaluation_set(
     ranks. With `borders` documents are isolated. `change`: what is done to a batch of these samples of the set. Raises UserError
     where they count no target. `source_shards`: of several sources that are stored apart, how many shards each has; samples of
     two sequences are scored together all the same.
-
     token_bytes_V: bytes of text per token id (`Prepared.token_bytes`), or None if they are not known.
     """
     reader = Reader(Path(source) if isinstance(source, str) else source)
@@ -96,6 +97,7 @@ def evaluation_set(
     return EvaluationSet(
         batches=[{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches],
         num_samples=num_samples,
+        held_samples=reader.num_samples,
         num_targets=len(targets),
         num_bytes=0 if token_bytes_V is None else int(token_bytes_V[targets].sum(dtype=np.int64)),
         of_sources=list(zip(np.unique(source_N).tolist(), map(slice, ends, ends[1:]))) if len(numbers) > 1 else [],
