@@ -463,3 +463,25 @@ def test_the_end_of_a_run_goes_by_its_status_and_by_how_its_ranks_ended(tmp_path
     assert local.settle(tmp_path, since_s, code) == settled
     status = read_status(tmp_path)
     assert (status.state, status.exit_code) == left
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [
+        ({}, "1000"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
+        ({"GOMP_SPINCOUNT": "9"}, "9"),
+        ({"KMP_BLOCKTIME": "0"}, None),
+    ],
+)
+def test_threads_that_wait_fall_asleep_unless_the_user_has_chosen(given, spins):
+    """Set by the command line before torch is imported."""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    code = (
+        "import os, sys, windlass.cli.main as main\n"
+        "main.app = lambda: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n"
+        "main.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ | given, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{spins} False\n"

@@ -276,6 +276,7 @@ def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
     sys.excepthook = _show_crash
     quiet_libraries()
+    local.let_threads_sleep()
     try:
         with signals.catch_signals():
             contract.adopt()

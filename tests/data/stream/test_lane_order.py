@@ -68,6 +68,15 @@ def test_a_batch_holds_samples_of_more_shards_than_in_the_plain_order():
     assert len(set(plain.tolist())) == 2 and len(set(lanes.tolist())) > 10
 
 
+def test_each_window_of_each_lane_has_a_permutation_of_its_own():
+    """With one permutation for all, ranks would read equal row numbers side by side: a share of 1 here, 1 in 128 by chance."""
+    rows_N2 = LaneOrder([128] * 32, 7, 1, 4, 16).take(0, 128 * 32)
+    of_lanes = [rows_N2[np.arange(len(rows_N2)) // 16 % 4 == lane, 1].reshape(-1, 128) for lane in range(4)]
+    windows = np.concatenate(of_lanes)
+    alike = [(one == two).mean() for at, one in enumerate(windows) for two in windows[:at]]
+    assert len(alike) == 32 * 31 // 2 and max(alike) < 0.1
+
+
 def test_what_makes_the_order_is_in_its_facts_and_in_checkpoints():
     order = LaneOrder(UNEVEN, 5, 2, 3, 4)
     assert order.facts() == {"seed": 5, "shuffle_window": 2, "lanes": [3, 4]} and order.state() == {"lanes": [3, 4]}
