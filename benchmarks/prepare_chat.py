@@ -1,6 +1,6 @@
 """How fast conversations become ids, in one process, by the number of turns and the template; what a preparation's parent does.
 
-    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write] [--parent]
+    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write] [--parent | --harder]
 
 The conversations hold words drawn from the sources of Python's standard library: a system message, and turns of a question of 200
 characters and an answer of 800. The tokenizer is a byte-level BPE of 16,384 tokens trained on the same. The templates are TRL's
@@ -10,6 +10,10 @@ with tiktoken and with the tokenizer itself, and compared with nothing: a rate o
 Counted: texts that the template rendered, per turn, and their characters, per character of the conversations. Both say whether
 the cost is linear in turns, whatever the machine.
 Wanted: 2 MB per CPU second with tiktoken, and as much with 64 turns as with 4.
+
+--harder measures two cases that cost more, with tiktoken, and adds them to the results: turns of 60 and 90 characters (Qwen2.5),
+where rendering costs more than encoding; and a template that drops earlier reasoning (DeepSeek R1's distils), where every answer
+is a sample of its own that begins with the whole history. Nothing is wanted of them.
 
 --parent measures something else: `prepare` itself, with two workers, on --megabytes of such conversations of 16 turns (Qwen2.5,
 tiktoken, sequences of 16,384 tokens), in a process of its own. Of its CPU seconds `parent_share` is the parent's, and
@@ -39,7 +43,13 @@ TEMPLATES = {
 }
 TURNS = (4, 16, 64)
 WANTED_MB = 2.0
-QUESTION, ANSWER = 200, 800
+USUAL, SHORT = (200, 800), (60, 90)
+"""Characters of a question and of an answer."""
+HARDER = {
+    "short turns, qwen2_5": ("qwen2_5", SHORT),
+    "an answer a sample, deepseek_r1_distill": ("deepseek_r1_distill", USUAL),
+}
+DEEPSEEK = "<｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜>"
 
 
 def read_words() -> list[str]:
@@ -50,7 +60,7 @@ def read_words() -> list[str]:
     return " ".join(Path(file.path).read_text("utf-8", "ignore") for file in files).replace("<|", "").split()
 
 
-def conversations(words: list[str], num_turns: int, num_bytes: int) -> list[str]:
+def conversations(words: list[str], num_turns: int, num_bytes: int, characters: tuple[int, int] = USUAL) -> list[str]:
     """As `conversation_of` writes them."""
     draw = random.Random(num_turns)
     rows, found = list[str](), 0
@@ -62,8 +72,8 @@ def conversations(words: list[str], num_turns: int, num_bytes: int) -> list[str]
     while found < num_bytes:
         messages = [{"role": "system", "content": "You answer at length, and to the point."}]
         for _ in range(num_turns):
-            messages.append({"role": "user", "content": said(QUESTION)})
-            messages.append({"role": "assistant", "content": said(ANSWER)})
+            messages.append({"role": "user", "content": said(characters[0])})
+            messages.append({"role": "assistant", "content": said(characters[1])})
         rows.append(json.dumps(messages, ensure_ascii=False))
         found += len(rows[-1].encode())
     return rows
@@ -102,6 +112,19 @@ def measure(directory: Path, rows: list[str], num_turns: int, *, is_fast: bool) 
         "rendered_per_turn": round((template.num_rendered - before[0]) / len(rows) / num_turns, 3),
         "chars_rendered_per_char": round((template.chars_rendered - before[1]) / num_chars, 3),
     }
+
+
+def measure_harder(words: list[str], templates: Path, megabytes: float) -> dict[str, Any]:
+    found = {}
+    for name, (template, characters) in HARDER.items():
+        with tempfile.TemporaryDirectory() as folder:
+            directory = Path(folder, "tokenizer")
+            specials = TEMPLATES.get(template, DEEPSEEK).split()
+            write_tokenizer(words, directory, templates / f"{template}.jinja", specials)
+            for num_turns in TURNS:
+                rows = conversations(words, num_turns, int(megabytes * 1e6), characters)
+                found[f"{name}, {num_turns} turns"] = measure(directory, rows, num_turns, is_fast=True)
+    return found
 
 
 def run_prepare(rows: Path, tokenizer: Path, place: Path) -> None:
@@ -147,6 +170,9 @@ def main() -> int:
     parser.add_argument("--templates", type=Path, help="a directory of NAME.jinja, instead of TRL's")
     parser.add_argument("--write", action="store_true", help="write the results, with the machine and its load")
     parser.add_argument("--parent", action="store_true", help="measure the parent's share of a preparation instead")
+    parser.add_argument(
+        "--harder", action="store_true", help="measure short turns, and answers that are samples, instead"
+    )
     parser.add_argument("--way", nargs=3, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.way is not None:
@@ -158,14 +184,17 @@ def main() -> int:
     templates = arguments.templates or origin
     if templates is None:
         raise SystemExit("install trl, or give --templates")
-    if arguments.parent:
+    if arguments.parent or arguments.harder:
         load = [round(one, 2) for one in os.getloadavg()]
-        found = measure_parent(read_words(), templates / "qwen2_5.jinja", arguments.megabytes)
+        if arguments.parent:
+            name, found = f"parent, {arguments.megabytes:g} MB", dict[str, Any]()
+            found |= measure_parent(read_words(), templates / "qwen2_5.jinja", arguments.megabytes)
+        else:
+            name, found = "harder", measure_harder(read_words(), templates, arguments.megabytes)
         found |= {"load_at_start": load, "cores": os.cpu_count(), "python": platform.python_version()}
-        print(found)
+        print(json.dumps(found, indent=1))
         if arguments.write:
             kept = json.loads(RESULTS.read_text())
-            name = f"parent, {arguments.megabytes:g} MB"
             RESULTS.write_text(json.dumps({**kept, name: found}, indent=2) + "\n")
         return 0
     machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}

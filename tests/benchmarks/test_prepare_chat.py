@@ -35,6 +35,17 @@ def test_the_page_gives_the_rates_that_were_measured_and_each_is_what_is_wanted(
     assert least > 100_000, "ids are counted, not the fields of what the encoder returns"
 
 
+def test_the_page_gives_the_rates_of_what_costs_more():
+    results, page = (
+        json.loads(script.RESULTS.read_text())["harder"],
+        (DOCS / "howto" / "prepare-data.md").read_text("utf-8"),
+    )
+    said = " ".join(page.split())
+    for name in script.HARDER:
+        first, second, third = (f"{results[f'{name}, {turns} turns']['mb_per_cpu_s']:.1f}" for turns in script.TURNS)
+        assert f"{first}, {second} and {third} MB" in said, name
+
+
 def test_less_what_is_fixed_the_parent_does_three_percent_at_most():
     assert max(row["parent_share_less_fixed"] for row in PARENT.values()) <= 0.03
 
