@@ -1,7 +1,7 @@
 """How fast `prepare` makes shards of text, in how much memory and on how much disk, from 10 MB to 1 GB; and what of it the parent
 does. Beside it `datasets.map(num_proc=2)`, which makes ids only, on the second size.
 
-    python benchmarks/prepare.py [--sizes 10 100 1000] [--write]
+    python benchmarks/prepare.py [--sizes 10 100 1000 | --turns 3] [--write]
 
 The corpus is JSON lines of the sources of Python's standard library, in as many copies as give the size, each text with a first
 line of its own; the tokenizer is a byte-level BPE of 16,384 tokens trained on it once, before. Each way runs in a process of its
@@ -15,6 +15,9 @@ transformers' fast tokenizer and 2 processes. A row holds
     parent_mib, child_mib   the resident memory of the parent, and of the largest worker
     disk_peak          the most bytes that were on disk besides the source, seen every 50 ms, over those of the result
     bytes_per_token    of the result
+
+--turns measures the three ways at 100 MB alone, one after another in an order that turns, so often, and adds to the results each
+way's rates of every turn and the ratio of `prepare` over `datasets.map` in it.
 
 Wanted: at most 3 % of the CPU seconds in the parent at the largest size, less what is fixed; disk_peak at most 1.1 there; as
 many MB per CPU second there as at the second size; 3 times the MB/s of `datasets.map` with tiktoken, and as many MB per CPU
@@ -190,9 +193,43 @@ def misses(rows: dict[str, Any], sizes: list[int]) -> list[str]:
     return [name for name, is_met in checks.items() if not is_met]
 
 
+def in_turns(corpus: Path, tokenizer: Path, place: Path, num_bytes: int, turns: int) -> dict[str, Any]:
+    ways = (FAST, PLAIN, RIVAL)
+    rates: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for turn in range(turns):
+        for way in (*ways[turn % len(ways) :], *ways[: turn % len(ways)]):
+            row = measure(way, corpus, tokenizer, place / f"{turn}-{way.replace(', ', '-')}", num_bytes)
+            rates[way].append((row["mb_per_s"], row["mb_per_cpu_s"]))
+            print(f"turn {turn}, {way}: {rates[way][-1]}", flush=True)
+    found: dict[str, Any] = {}
+    for at, unit in enumerate(("mb_per_s", "mb_per_cpu_s")):
+        for way in ways:
+            found[f"{way}, {unit}"] = [one[at] for one in rates[way]]
+        for way in (FAST, PLAIN):
+            over = [one[at] / other[at] for one, other in zip(rates[way], rates[RIVAL], strict=True)]
+            found[f"{way} over {RIVAL}, {unit}"] = [round(one, 2) for one in over]
+    return found
+
+
+def measure_turns(turns: int, load: float, is_kept: bool) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, tokenizer = Path(folder, "corpus.jsonl"), Path(folder, "tokenizer")
+        train_tokenizer(tokenizer)
+        found = in_turns(corpus, tokenizer, Path(folder, "places"), write_corpus(corpus, 100_000_000), turns)
+    found |= {"load_at_start": round(load, 2), "cores": os.cpu_count(), "python": platform.python_version()}
+    print(json.dumps(found, indent=2))
+    if is_kept and load > QUIET_LOAD:
+        print(f"not written: load {load:.1f} at the start, above {QUIET_LOAD}", file=sys.stderr)
+        return 1
+    if is_kept:
+        RESULTS.write_text(json.dumps({**json.loads(RESULTS.read_text()), "turns at 100 MB": found}, indent=2) + "\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="MB, rising")
+    parser.add_argument("--turns", type=int, help="measure the ways in turns instead, this often each")
     parser.add_argument("--write", action="store_true", help="write the results, if the machine is quiet")
     parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
@@ -203,7 +240,9 @@ def main() -> int:
     if arguments.way is not None:
         run_way(arguments.way[0], *map(Path, arguments.way[1:]))
         return 0
-    load, rows = os.getloadavg()[0], {}
+    load, rows = os.getloadavg()[0], dict[str, Any]()
+    if arguments.turns is not None:
+        return measure_turns(arguments.turns, load, arguments.write)
     result: dict[str, Any] = {"load_at_start": round(load, 2), "cores": os.cpu_count()}
     result |= {"python": platform.python_version(), "vocabulary": VOCABULARY, "rows": rows}
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +263,9 @@ def main() -> int:
         print(f"not written: load {load:.1f} at the start, above {QUIET_LOAD}", file=sys.stderr)
         return 1
     if arguments.write:
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        turns = {key: row for key, row in kept.items() if key.startswith("turns")}
+        RESULTS.write_text(json.dumps(result | turns, indent=2) + "\n")
     return 1 if result["missed"] else 0
 
 
