@@ -234,6 +234,12 @@ CHATS = {
 }
 
 
+def refusing(planted):
+    """A template that refuses a conversation that begins with "never"."""
+    refuse = "{{ raise_exception('no') if 'never' in messages[0].content }}{% for m"
+    template_of(planted, PLAIN.replace("{% for m", refuse))
+
+
 def chats_of(planted, tmp_path, at_most, name="data"):
     source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": at_most}}
     given = {"from": str(planted.directory / "tokenizer")}
@@ -260,9 +266,7 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
 
 
 def test_rows_that_the_template_refuses_are_left_out_and_named_again_after_a_kill(planted, tmp_path):
-    template_of(
-        planted, PLAIN.replace("{% for m", "{{ raise_exception('no') if 'never' in messages[0].content }}{% for m")
-    )
+    refusing(planted)
     never = {"messages": [{"role": "user", "content": "never 1"}, {"role": "assistant", "content": "y"}]}
     rows = [*chat_rows(), never, {"messages": [{**never["messages"][0], "content": "never 2"}, never["messages"][1]]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -274,11 +278,62 @@ def test_rows_that_the_template_refuses_are_left_out_and_named_again_after_a_kil
         assert error.given.startswith(
             f"2 of {len(rows)} rows of {tmp_path}/a.jsonl are bad (2 refused by the chat template): "
         )
-        assert sum(line.startswith("bad row: conversation ") and line.endswith("refuses it: no") for line in lines) == 2
+        named = [line for line in lines if line.endswith("refuses it: no")]
+        assert [line.partition(" ('never")[0] for line in named] == [
+            f"bad row: {tmp_path}/a.jsonl:{at}" for at in (len(rows) - 1, len(rows))
+        ]
     prepared = quietly(config(2))
     assert prepared.bad_rows == {"sources.0": {"refused by the chat template": 2}}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
     assert content(quietly(config(0, "alone")).directory / "train") == content(prepared.directory / "train")
+
+
+def numbered(count, refused, is_pair=False):
+    """Rows, each with its number; those in `refused` the template refuses."""
+    for number in range(count):
+        asked = {"role": "user", "content": f"{'never' if number in refused else 'ask'} {number}"}
+        answers = [{"role": "assistant", "content": f"{word} {number}"} for word in ("yes", "no")]
+        if is_pair:
+            yield {"prompt": [asked], "chosen": answers[:1], "rejected": answers[1:]}
+        else:
+            yield {"messages": [asked, answers[0]]}
+
+
+def written(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join("\n" + json.dumps(row) + "\n" for row in rows))  # with blank lines
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["chat", "preference", "url", "deduplicated"])
+def test_rows_that_the_template_refuses_are_named_by_file_and_row(planted, tmp_path, form):
+    refusing(planted)
+    is_pair = form == "preference"
+    rows = [row for number, row in enumerate(numbered(40, {3, 11, 25, 38}, is_pair)) if number != 7]
+    null, files = dict.fromkeys(rows[0]), [tmp_path / name for name in ("a.jsonl", "b.parquet", "c.json")]
+    paths = [written(*pair) for pair in zip(files, ([null, *rows[:15]], rows[15:30], [rows[-1], *rows[30:]]))]
+    paths = [f"file://{path}" for path in paths] if form == "url" else paths
+    bad_rows, report = {"at_most": 9}, tmp_path / "bad.jsonl"
+    sources = [
+        {"path": path, "format": "preference" if is_pair else "chat", "bad_rows": held}
+        for path, held in ((paths[:2], bad_rows | {"report": str(report)}), (paths[2], bad_rows))
+    ]
+    made = {"tokenizer": {"from": str(planted.directory / "tokenizer")}, "deduplicate": form == "deduplicated"}
+    sizes = {"sequence_length": 256, "validation": 0.3, "directory": str(tmp_path / "data")}
+    lines = []
+    quietly(data_config(tmp_path, sources=sources, **made, **sizes), lines=lines)
+
+    # of JSON lines each second line is blank, and the first row is null; number 7 is missing
+    places = {3: f"{paths[0]}:10", 11: f"{paths[0]}:24", 25: f"{paths[1]}, row 10", 38: f"{paths[2]}, row 9"}
+    named = [f"{place} ('never {number}'){' chosen' if is_pair else ''}" for number, place in places.items()]
+    said = [line.removeprefix("bad row: ") for line in lines if "refuses it" in line]
+    assert sorted(line.partition(": the")[0] for line in said) == named
+    reported = [json.loads(line)["row"] for line in report.read_text().splitlines()]
+    assert sorted(reported[1:]) == sorted(line for line in said if "c.json" not in line)
 
 
 def test_the_limit_is_part_of_the_settings_and_not_of_the_stream(tmp_path):

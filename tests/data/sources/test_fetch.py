@@ -15,6 +15,7 @@ from tests.data.conftest import data_config
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources import fetch as room
+from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.fetch import fetch
 from windlass.data.sources.scan import scan
 from windlass.data.sources.source_files import Source, is_remote
@@ -107,6 +108,16 @@ def test_what_is_fetched_whole_is_not_asked_for_again(place, tmp_path, monkeypat
     assert lines == [f"{config.label}: all 40 rows were fetched before"]
     fetched[-1].path.unlink()
     assert list(Source(fetch(config, files, tmp_path / "here", print)).documents()) == TEXTS, "but for what is lost"
+
+
+def test_the_places_of_rows_are_kept_and_are_no_text(place, tmp_path):
+    stream = room.Stream(SourceConfig(path=f"file://{place}"), [], tmp_path / "here", print)
+    for row in (Placed.at("x", "a.csv:12"), "x"):
+        stream._chunks.add(row)
+    assert stream._chunks.bytes == 2 * len(b'{"text": "x"}\n'), "or a limit in tokens would end a fetch too early"
+    for _ in range(2):
+        assert [getattr(row, "place", None) for row in stream._chunks.kept()] == ["a.csv:12", None]
+        stream._chunks.flush()
 
 
 def test_a_file_that_changes_behind_its_url_is_an_error(place, tmp_path):

@@ -7,6 +7,7 @@ from tests.data.chat_templates import CALLS, CASES, TALK
 from tests.data.sources.test_preference_rows import ASKED, BAD, GOOD
 from tests.data.tokenize.test_answer_spans import DATE
 from tests.data.tokenize.test_answer_spans import made as made  # a fixture
+from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.preference_rows import pair_of
 from windlass.data.tokenize import answer_spans
@@ -106,11 +107,13 @@ def test_workers_give_what_one_process_gives_in_order(made, monkeypatch, is_pair
 def test_a_worker_that_refuses_a_row_says_which(made, monkeypatch):
     directory, _ = made(CASES["mistral v7"])
     monkeypatch.setattr(room, "ROWS_AT_ONCE", 1)
-    texts = [conversation_of({"messages": messages}, "") for messages in (TALK[1:], CALLS)]
+    texts = [conversation_of({"messages": messages}, "") for messages in (TALK[1:], CALLS, CALLS)]
+    texts[2] = Placed.at(texts[2], "a.parquet, row 12,")
     with Workers(1, RowEncoder, RowSettings(directory, "train")) as workers:
-        first, second = workers.map(batches(texts))
+        first, second, third = workers.map(batches(texts))
     assert (first.num_documents, first.refused, second.num_documents) == ([1], [], [0])
     assert second.refused[0][1].startswith("conversation 1 of train ('How deep?'): the chat template refuses it: Only")
+    assert third.refused[0][1].startswith("a.parquet, row 12 ('How deep?'): the chat template refuses it: Only")
 
 
 def test_a_tokenizer_without_a_template_is_refused_from_a_worker_too(small):

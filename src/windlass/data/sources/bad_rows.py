@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from windlass.data.sources.config import BadRowsConfig
 from windlass.errors import UserError
@@ -44,6 +44,20 @@ class BadRow(UserError):
         return self.kind, self.given, self.rule, self.change
 
 
+class Placed(str):
+    """A text that knows its row, for a message that is found when the row is encoded."""
+
+    __slots__ = ("place",)
+    place: str
+    """As in a BadRow, a.jsonl:12."""
+
+    @classmethod
+    def at(cls, text: str, where: str) -> Self:
+        placed = cls(text)
+        placed.place = where.removesuffix(",")
+        return placed
+
+
 Row = str | BadRow
 """A row's text, "" where it is empty; or why it is none."""
 
@@ -73,7 +87,8 @@ def fetched_line(row: Row) -> bytes:
     """A row of a source that is not on this host, as a line to keep."""
     if isinstance(row, BadRow):
         return json.dumps({"bad_row": row.as_texts()}).encode() + b"\n"
-    return json.dumps({"text": row}, ensure_ascii=False).encode() + b"\n"
+    place = {"place": row.place} if isinstance(row, Placed) else {}
+    return json.dumps({"text": row, **place}, ensure_ascii=False).encode() + b"\n"
 
 
 def fetched_text(row: Mapping[str, Any], _where: str) -> str:
@@ -81,7 +96,7 @@ def fetched_text(row: Mapping[str, Any], _where: str) -> str:
     if "bad_row" in row:
         raise BadRow(*row["bad_row"])
     text: str = row["text"]
-    return text
+    return Placed.at(text, row["place"]) if "place" in row else text
 
 
 class Report:

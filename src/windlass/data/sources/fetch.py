@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from windlass.data.files import write_durably
-from windlass.data.sources.bad_rows import FETCHED, BadRow, BadRows, Row, attempted, fetched_line, fetched_text
+from windlass.data.sources.bad_rows import FETCHED, BadRow, BadRows, Placed, Row, attempted, fetched_line, fetched_text
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import Patience, growing_rows
 from windlass.data.sources.hub import hub_rows
@@ -147,8 +147,9 @@ class _Chunks:
 
     def add(self, row: Row) -> None:
         line, is_text = fetched_line(row), row != "" and not isinstance(row, BadRow)
+        num_bytes = len(fetched_line(str(row)) if isinstance(row, Placed) else line)  # places are no text
         self._held.append(line)
-        self.rows, self.texts, self.bytes = self.rows + 1, self.texts + is_text, self.bytes + len(line)
+        self.rows, self.texts, self.bytes = self.rows + 1, self.texts + is_text, self.bytes + num_bytes
         if self.bytes - self._begin[2] >= CHUNK_BYTES:
             self.flush()
 

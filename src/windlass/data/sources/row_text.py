@@ -8,7 +8,7 @@ its UTF-8 bytes are those of the file.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
+from windlass.data.sources.bad_rows import FETCHED, BadRow, Placed, fetched_text
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
@@ -47,7 +47,7 @@ def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str
             row = (as_pair_row if key == PAIR else as_chat_row)(row, form.shape, where)
         text = checked(OF_ROWS[key](row, where), where, key, rule)
         check_specials(text, where, form.specials)
-        return text
+        return text if key == FETCHED else Placed.at(text, where)
     value = value_at(row, key)
     if value is ABSENT:
         raise no_column(where, what, key, list(map(str, row)), rule)

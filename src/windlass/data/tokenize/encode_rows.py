@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.chat_rows import parsed
 from windlass.data.tokenize.chat_samples import samples, words
 from windlass.data.tokenize.chat_template import Template, without_weights
@@ -26,8 +27,8 @@ ROWS_AT_ONCE: Final = 64
 CHARS_AT_ONCE: Final = 256 << 10
 IN_PROCESS_BYTES: Final = 8 << 20
 BYTES_PER_WORKER: Final = 16 << 20
-Numbered = tuple[int, str]
-"""A row's number in its set, and its text."""
+Named = tuple[int | str, str]
+"""A row's place, as a.jsonl:12, or else its number in its set; and its text."""
 
 
 class RowSettings(NamedTuple):
@@ -52,23 +53,25 @@ class RowEncoder:
         """Raises UserError for a tokenizer without a template, where one is needed."""
         self._settings, self._num_batches = settings, 0
         if settings.is_pairs:
-            self._rows: Callable[[int, str], list[np.ndarray]] = self._pair
+            self._rows: Callable[[str, str], list[np.ndarray]] = self._pair
             self._pairs = PairEncoder(settings.tokenizer_directory, settings.date, settings.is_fast)
         else:
             self._rows = self._conversation
             self._template = Template(settings.tokenizer_directory, settings.date, settings.is_fast)
             self._eos_id = open_tokenizer(settings.tokenizer_directory)[1]
 
-    def __call__(self, batch: list[Numbered]) -> EncodedTexts:
+    def __call__(self, batch: list[Named]) -> EncodedTexts:
         if self._num_batches % COMPARED_EVERY == 0 and not self._settings.is_pairs:
             self._compare(min(batch, key=lambda row: len(row[1]))[1])
         self._num_batches += 1
         found, counts, refused = [np.empty(0, np.int32)], list[int](), list[tuple[str, str, str, str]]()
-        for number, text in batch:
+        what = "pair" if self._settings.is_pairs else "conversation"
+        for name, text in batch:
+            where = name if isinstance(name, str) else f"{what} {name} of {self._settings.name}"
             if self._settings.is_pairs:
                 self._pairs.open_template(text)
             try:
-                documents = self._rows(number, text)
+                documents = self._rows(where, text)
             except UserError as error:  # of this row alone: the template itself is there
                 documents = []
                 refused.append((REFUSED, error.given, error.rule, error.change))
@@ -85,12 +88,12 @@ class RowEncoder:
             return
         self._template.encoder.compare(written)
 
-    def _pair(self, number: int, text: str) -> list[np.ndarray]:
-        return [np.concatenate(self._pairs.rows(json.loads(text), f"pair {number} of {self._settings.name}"))]
+    def _pair(self, where: str, text: str) -> list[np.ndarray]:
+        return [np.concatenate(self._pairs.rows(json.loads(text), where))]
 
-    def _conversation(self, number: int, text: str) -> list[np.ndarray]:
+    def _conversation(self, where: str, text: str) -> list[np.ndarray]:
         (messages, tools), cut_above = parsed(text), self._settings.cut_above
-        where = f"conversation {number} of {self._settings.name} ({messages[0]['content'][:40]!r})"
+        where = f"{where} ({messages[0]['content'][:40]!r})"
         found = []
         for said, (ids_N, is_learned_N, unwritten), percent_N in samples(self._template, messages, where, tools):
             is_long = cut_above is not None and len(ids_N) > cut_above
@@ -106,12 +109,12 @@ def num_workers(num_bytes: int, num_cores: int) -> int:
     return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
 
 
-def batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Numbered]]:
-    """`first`: the number of the first text."""
-    batch: list[Numbered] = []
+def batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:
+    """`first`: the number of the first text; it names those that know no place."""
+    batch: list[Named] = []
     num_chars = 0
     for number, text in enumerate(texts, first):
-        batch.append((number, text))
+        batch.append((text.place, str(text)) if isinstance(text, Placed) else (number, text))
         num_chars += len(text)
         if len(batch) == ROWS_AT_ONCE or num_chars >= CHARS_AT_ONCE:
             yield batch
