@@ -365,6 +365,7 @@ def test_what_was_fetched_stays_where_rows_are_refused(tmp_path, monkeypatch):
     assert sorted(documents_of(prepared, "train") + documents_of(prepared, "validation")) == sorted(GOOD[1:21])
     assert not (tmp_path / ".data.work").exists()
     monkeypatch.setattr(room, "HOPELESS", 4)
+    monkeypatch.setattr("windlass.data.sources.fetch.CHUNK_BYTES", 1)  # each row is kept as it comes
     refused(config(1, "again"))
     chunks = [path.name.split("-") for path in (tmp_path / ".again.work").rglob("*.zst")]
     assert sum(int(rows) for _, rows, *_ in chunks) == 4, "a fetch of bad rows alone ends"

@@ -335,3 +335,31 @@ def test_a_mapping_makes_the_shards_that_messages_make(planted, tmp_path):
         made[name] = quietly(config)
     for name in ("train", "validation"):
         assert content(made["messages"].directory / name) == content(made["alpaca"].directory / name)
+
+
+OTHERS = [
+    ({"id": 1, "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Wind."}]}, "sharegpt"),
+    ({"conversations": said("Why?", "Wind."), "system": ""}, "{messages: conversations}"),
+    ({"instruction": "Why?", "input": "", "output": "Wind.", "system": ""}, "alpaca"),
+]
+
+
+@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("row", "shape"), OTHERS)
+def test_rows_of_another_tool_without_rows_are_told_what_reads_them(tmp_path, row, shape, end):
+    if end == "jsonl":
+        (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    error = refused(path=str(tmp_path), format="chat")
+    assert error.change == f"set `rows: {shape}` of the source"
+    assert f"has the keys {', '.join(row)}" in error.given, "all keys, also of a table"
+    asked = {"messages": "conversations"} if shape.startswith("{") else shape
+    assert len(read(path=str(tmp_path), format="chat", rows=asked)) == 1
+
+
+def test_rows_of_unknown_names_are_told_to_name_them(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"q": "Why?", "a": "Wind."}))
+    own = "{messages: ...}, or {prompt: ..., completion: ...}"
+    change = f"name its keys in `rows` of the source, {own}; or use format: text"
+    assert refused(path=str(tmp_path), format="chat").change == change

@@ -157,3 +157,30 @@ def test_cells_may_be_a_conversation(tmp_path):
     put(tmp_path / "a.csv", "prompt,completion\nWhy?,Wind.\n")
     (text,) = read(path=str(tmp_path), format="chat")
     assert [message["content"] for message in json.loads(text)] == ["Why?", "Wind."]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_line_that_is_not_utf8_is_converted_with_its_file_and_not_by_its_number(tmp_path, name):
+    begin = b"text\n" if name == "a.csv" else b'{"text": "x"}\n'
+    (tmp_path / name).write_bytes(begin + (b"caf\xe9\n" if name == "a.csv" else b'{"text": "caf\xe9"}\n'))
+    error = refused(path=str(tmp_path / name))
+    assert error.given.startswith(f"{tmp_path / name}:2 is not UTF-8: byte 0xe9")
+    assert error.change == (
+        "fix the line; or, if all of the file is in another encoding, "
+        f"convert it: iconv -f LATIN1 -t UTF-8 {tmp_path / name}"
+    )
+
+
+def test_a_text_that_is_not_utf8_is_converted(tmp_path):
+    (tmp_path / "a:12").write_bytes(b"caf\xe9")
+    assert refused(path=str(tmp_path)).change == f"convert it: iconv -f LATIN1 -t UTF-8 {tmp_path / 'a:12'}"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_the_rule_of_lines_holds_whatever_the_file_is_called(tmp_path, name):
+    (tmp_path / name).write_text(json.dumps({"text": "x"}) + "\n7\n")
+    error = refused(path=str(tmp_path / name))
+    assert (error.given, error.rule) == (
+        f"{tmp_path / name}:2 is int, not an object",
+        "each line of the file is an object whose key `text` holds the text",
+    )

@@ -21,6 +21,7 @@ from windlass.data.sources.row_shapes import (
     calls_of,
     check_beside,
     check_keys,
+    shape_of,
     without_nulls,
 )
 
@@ -51,11 +52,21 @@ def conversation_of(row: Mapping[str, Any], where: str) -> str:
         prompt = as_messages(row["prompt"], where, "prompt", "user", RULE)
         messages = prompt + as_messages(row["completion"], where, "completion", ASSISTANT, RULE)
     else:
-        kind = "preference" if {"chosen", "rejected"} <= row.keys() else "text"
         given = f"{where} has the keys {', '.join(row) or 'none'}"
-        raise BadRow("missing key", given, RULE, f"rename its keys, or use format: {kind}")
+        raise BadRow("missing key", given, RULE, _change_of(row))
     said = up_to_last_answer(messages, where)
     return json.dumps({"messages": said, "tools": tools} if tools else said, ensure_ascii=False)
+
+
+def _change_of(row: Mapping[str, Any]) -> str:
+    """What reads a row without the usual names."""
+    if {"chosen", "rejected"} <= row.keys():
+        return "rename its keys, or use format: preference"
+    shape = shape_of(row)
+    if shape is not None:
+        return f"set `rows: {shape}` of the source"
+    own = "{messages: ...}, or {prompt: ..., completion: ...}"
+    return f"name its keys in `rows` of the source, {own}; or use format: text"
 
 
 def parsed(document: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -50,6 +50,15 @@ def columns_of(shape: RowsConfig, of_pairs: bool = False) -> tuple[str, ...]:
     return tuple(name for name in (*asked, *answers, shape.system, "tools") if name is not None)
 
 
+def shape_of(row: Mapping[str, Any]) -> str | None:
+    """The `rows` that reads a row of another tool, by its keys; None where they say nothing."""
+    said = row.get("conversations")
+    first = said[0] if isinstance(said, list) and said else None
+    if isinstance(first, Mapping):
+        return "{messages: conversations}" if {"role", "content"} <= first.keys() else "sharegpt"
+    return "alpaca" if {"instruction", "output"} <= row.keys() else None
+
+
 def check_beside(row: Mapping[str, Any], where: str) -> None:
     """Raises BadRow for a key of BESIDE that means something elsewhere and has no effect here. A system text that the
     conversation begins with, and a weight of 1, change nothing."""

@@ -99,10 +99,28 @@ def checked(text: Any, where: str, text_key: str, rule: str) -> str:
 
 
 def decode(data: bytes, where: str, offset: int) -> str:
-    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises BadRow."""
+    """The text that `data`, which begins at `offset` of the whole text `where`, is in UTF-8. Raises BadRow."""
+    return _decoded(data, where, offset, in_utf8(where))
+
+
+def decode_line(data: bytes, path: str, number: int, offset: int) -> str:
+    """The same of a line of a file."""
+    return _decoded(data, f"{path}:{number}", offset, line_in_utf8(path))
+
+
+def in_utf8(path: str) -> str:
+    """What to do about a file that is in another encoding."""
+    return f"convert it: iconv -f LATIN1 -t UTF-8 {path}"
+
+
+def line_in_utf8(path: str) -> str:
+    """What to do about a line that is in another encoding: its file may be in two."""
+    return f"fix the line; or, if all of the file is in another encoding, {in_utf8(path)}"
+
+
+def _decoded(data: bytes, where: str, offset: int, change: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
-        change = f"convert it: iconv -f LATIN1 -t UTF-8 {where}"
         raise BadRow("not UTF-8", given, "text is read as UTF-8", change) from None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Final, Literal
 
 from windlass.data.sources.bad_rows import BadRow, Row, attempted
+from windlass.data.sources.row_shapes import BESIDE
 from windlass.data.sources.row_text import Form, no_column, text_of
 from windlass.errors import UserError
 
@@ -92,7 +93,10 @@ def _columns(schema: Any, where: str, form: Form, rule: str) -> list[str]:
     held = form.columns
     if held is None and form.text_key not in names and not _has_nested(schema, form.text_key):
         raise no_column(where, "column", form.text_key, names, rule)
-    wanted = [form.text_key] if held is None else [name for name in names if name in held] or names[:1]
+    wanted = [form.text_key] if held is None else [name for name in names if name in held]
+    beside = {"tools", *BESIDE} if held is not None and form.shape is None else set()
+    if not set(wanted) - beside:  # each row is bad, and says what it has
+        wanted = names
     twice = [name for name in names if name in wanted]
     if len(set(twice)) < len(twice):
         given = f"{where} has several columns of one name: {', '.join(twice)}"

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import IO, Any, Final
 
 from windlass.data.sources.bad_rows import BadRow, Row, attempted
-from windlass.data.sources.row_text import OF_ROWS, Form, decode, no_column, text_of
+from windlass.data.sources.row_text import OF_ROWS, Form, decode_line, line_in_utf8, no_column, text_of
 from windlass.errors import UserError
 from windlass.units import MIB
 
@@ -71,7 +71,7 @@ def _rows_of_lines(
         check_size(len(line), f"{where}:{number}", max_row_bytes)
         end_of_line = offset + len(line)
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        row = attempted(_text_of_line, line, f"{where}:{number}", form, end_of_line - len(line))
+        row = attempted(_text_of_line, line, where, number, form, end_of_line - len(line))
         if row is not None:
             yield row
         offset = end_of_line
@@ -79,12 +79,12 @@ def _rows_of_lines(
             return
 
 
-def _text_of_line(data: bytes, where: str, form: Form, offset: int) -> str | None:
+def _text_of_line(data: bytes, path: str, number: int, form: Form, offset: int) -> str | None:
     """None of a blank line. Raises BadRow."""
-    line = decode(data, where, offset)
+    line, where = decode_line(data, path, number, offset), f"{path}:{number}"
     if not line.strip():
         return None
-    rule = f"a line of a .jsonl file is an object whose key `{form.text_key}` holds the text"
+    rule = f"each line of the file is an object whose key `{form.text_key}` holds the text"
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -223,7 +223,7 @@ def csv_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int, deli
         if not names:
             names = _checked_names(cells, where, form, rule)
         elif cells:  # else a blank line
-            yield attempted(_text_of_cells, cells, names, f"{where}:{line}", form, rule)
+            yield attempted(_text_of_cells, cells, names, where, line, form, rule)
 
 
 def _checked_names(names: list[str], where: str, form: Form, rule: str) -> list[str]:
@@ -235,7 +235,8 @@ def _checked_names(names: list[str], where: str, form: Form, rule: str) -> list[
     return names
 
 
-def _text_of_cells(cells: list[str], names: list[str], where: str, form: Form, rule: str) -> str:
+def _text_of_cells(cells: list[str], names: list[str], path: str, number: int, form: Form, rule: str) -> str:
+    where = f"{path}:{number}"
     if len(cells) != len(names):
         given = f"{where} has {len(cells)} cells, and there are {len(names)} columns"
         raise BadRow("of other columns", given, rule, "fix or remove the line")
@@ -243,7 +244,5 @@ def _text_of_cells(cells: list[str], names: list[str], where: str, form: Form, r
         "".join(cells).encode()
     except UnicodeEncodeError as error:
         given = f"{where} is not UTF-8: byte 0x{ord(error.object[error.start]) & 0xFF:02x}"
-        raise BadRow(
-            "not UTF-8", given, "text is read as UTF-8", f"convert it: iconv -f LATIN1 -t UTF-8 {where}"
-        ) from None
+        raise BadRow("not UTF-8", given, "text is read as UTF-8", line_in_utf8(path)) from None
     return text_of(dict(zip(names, cells)), where, "column", form, rule)
