@@ -16,6 +16,7 @@ from tests.data.tokenize.test_chat_template import planted as planted  # a fixtu
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.sources.fetch import fetch
+from windlass.data.sources.row_shapes import ABSENT, value_at
 from windlass.data.sources.scan import scan
 from windlass.data.sources.source_files import Source
 
@@ -363,3 +364,75 @@ def test_rows_of_unknown_names_are_told_to_name_them(tmp_path):
     own = "{messages: ...}, or {prompt: ..., completion: ...}"
     change = f"name its keys in `rows` of the source, {own}; or use format: text"
     assert refused(path=str(tmp_path), format="chat").change == change
+
+
+@pytest.mark.parametrize(
+    ("row", "value"),
+    [
+        ({"meta": {"text": "x"}}, "x"),
+        ({"meta.text": "y", "meta": {"text": "x"}}, "y"),
+        ({"meta": None}, None),
+        ({"meta": {"text": None}}, None),
+        ({"meta": {}}, ABSENT),
+        ({"meta": "text"}, ABSENT),
+        ({}, ABSENT),
+    ],
+)
+def test_a_key_with_dots_is_a_path(row, value):
+    assert value_at(row, "meta.text") is value or value_at(row, "meta.text") == value
+
+
+NESTED = {
+    "id": 7,
+    "meta": {
+        "dialogue": [{"who": "A", "said": "Why?"}, {"who": "B", "said": "Wind."}],
+        "persona": "Be brief.",
+        "talk": {"question": "Why?", "context": "At sea.", "good": "Wind.", "bad": "Tide."},
+    },
+}
+TALK = {"prompt": ["meta.talk.question", "meta.talk.context", "meta.talk.none"], "system": "meta.persona"}
+ASKED = said("Why?\n\nAt sea.", system="Be brief.")
+
+
+@pytest.mark.parametrize("end", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("rows", "kind", "document"),
+    [
+        (OWN_LIST | {"messages": "meta.dialogue"}, "chat", said("Why?", "Wind.")),
+        (TALK | {"completion": "meta.talk.good"}, "chat", [*ASKED, {"role": "assistant", "content": "Wind."}]),
+        (
+            TALK | {"chosen": "meta.talk.good", "rejected": "meta.talk.bad"},
+            "preference",
+            {
+                "prompt": ASKED,
+                **{key: said("", word)[1:] for key, word in (("chosen", "Wind."), ("rejected", "Tide."))},
+            },
+        ),
+        (
+            {"chosen": "meta.talk.good", "rejected": "meta.talk.bad"},
+            "preference",
+            {"prompt": None, "chosen": "Wind.", "rejected": "Tide."},
+        ),
+    ],
+)
+def test_own_names_with_dots_are_nested_keys(tmp_path, rows, kind, document, end):
+    table = pyarrow.Table.from_pylist([NESTED, NESTED])
+    if end == "jsonl":
+        (tmp_path / "a.jsonl").write_text(json.dumps(NESTED) + "\n" + json.dumps(NESTED))
+    elif end == "parquet":
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    else:
+        with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    assert list(map(json.loads, read(path=str(tmp_path), format=kind, rows=rows))) == [document] * 2
+
+
+@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+def test_a_name_with_dots_that_is_not_there_is_said(tmp_path, end):
+    if end == "jsonl":
+        (tmp_path / "a.jsonl").write_text(json.dumps(NESTED))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([NESTED]), tmp_path / "a.parquet")
+    error = refused(path=str(tmp_path), format="chat", rows={"messages": "meta.dialog"})
+    assert error.given.endswith("has the keys id, meta")
+    assert error.rule == "`rows` of the source says that a row has `meta.dialog`"

@@ -1,27 +1,10 @@
-"""A row's text: under a key, a nested one, or a key that has dots."""
+"""A row's text: under a key or a nested one, and what is said where it is not there."""
 
 import json
 
 import pytest
 
 from tests.data.sources.test_scan import read, refused
-from windlass.data.sources.row_text import ABSENT, value_at
-
-
-@pytest.mark.parametrize(
-    ("row", "value"),
-    [
-        ({"meta": {"text": "x"}}, "x"),
-        ({"meta.text": "y", "meta": {"text": "x"}}, "y"),
-        ({"meta": None}, None),
-        ({"meta": {"text": None}}, None),
-        ({"meta": {}}, ABSENT),
-        ({"meta": "text"}, ABSENT),
-        ({}, ABSENT),
-    ],
-)
-def test_a_key_with_dots_is_a_path(row, value):
-    assert value_at(row, "meta.text") is value or value_at(row, "meta.text") == value
 
 
 def test_lines_are_read_by_a_path(tmp_path):

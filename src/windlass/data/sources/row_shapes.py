@@ -6,8 +6,9 @@
     prompt-completion   prompt, completion
 
 or own names of the same two forms: a list of messages, or columns of a question and its answer. Without `rows` a row has the keys
-of the first or the last. Of a pair the same names hold the prompt; `chosen` and `rejected`, or own names, an answer each.
-What the mapping does not name is left out; without a mapping, a key that would change what is learned is refused.
+of the first or the last. Of a pair the same names hold the prompt; `chosen` and `rejected`, or own names, an answer each. An own
+name with dots, meta.dialogue, is a path where no key has that name. What the mapping does not name is left out; without a
+mapping, a key that would change what is learned is refused.
 """
 
 import json
@@ -19,6 +20,7 @@ from windlass.data.sources.shape_config import CALLS, RowsConfig
 from windlass.errors import nearest
 
 ASSISTANT = "assistant"
+ABSENT: Final = object()
 MESSAGE_KEYS: Final = (
     "role",
     "content",
@@ -41,6 +43,26 @@ BESIDE: Final = (
     *("functions", "function_call", "chat_template_kwargs", *OTHER_SENSES),
 )
 """Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """What the row holds under a key, or under a path of keys; ABSENT where it has none. A null on the way is one."""
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or part not in value:
+            return ABSENT
+        value = value[part]
+    return value
+
+
+def _value_of(row: Mapping[str, Any], key: str) -> Any:
+    """The same; None where it has none."""
+    value = value_at(row, key)
+    return None if value is ABSENT else value
 
 
 def columns_of(shape: RowsConfig, of_pairs: bool = False) -> tuple[str, ...]:
@@ -116,8 +138,8 @@ def as_pair_row(row: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[s
     prompt = _asked(row, shape, where)
     found: dict[str, Any] = {"prompt": prompt} if prompt else {}
     for key, name in (("chosen", shape.chosen or "chosen"), ("rejected", shape.rejected or "rejected")):
-        is_text = not prompt and isinstance(row.get(name), str)
-        found[key] = row[name] if is_text else _answer(row, name, shape, where)
+        is_text = not prompt and isinstance(_value_of(row, name), str)
+        found[key] = _value_of(row, name) if is_text else _answer(row, name, shape, where)
     return found | ({"tools": row["tools"]} if "tools" in row else {})
 
 
@@ -127,7 +149,7 @@ def _asked(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[Any]:
         messages = _of_list(row, shape, where)
     else:
         messages = _of_columns(row, shape, where) if shape.prompts else []
-    system = row.get(shape.system) if shape.system is not None else None
+    system = _value_of(row, shape.system) if shape.system is not None else None
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
@@ -173,7 +195,7 @@ def _of_columns(row: Mapping[str, Any], shape: RowsConfig, where: str) -> list[A
     asked = _needed(row, first, where)
     if isinstance(asked, list):  # messages, which chat_rows judges
         return asked
-    parts = [asked, *filter(None, map(row.get, more))]  # a further one may be empty, or not there
+    parts = [asked, *filter(None, (_value_of(row, key) for key in more))]  # a further one may be empty, or not there
     wrong = next((part for part in parts if not isinstance(part, str)), None)
     if wrong is not None:
         given = f"{where} has {type(wrong).__name__} in {', '.join(shape.prompts)}"
@@ -196,16 +218,17 @@ def _answer(row: Mapping[str, Any], key: str, shape: RowsConfig, where: str) -> 
 
 def _needed(row: Mapping[str, Any], key: str, where: str) -> Any:
     rule = f"`rows` of the source says that a row has `{key}`"
-    if key not in row:
+    value = value_at(row, key)
+    if value is ABSENT:
         raise BadRow(
             "missing key",
             f"{where} has the keys {', '.join(map(str, row)) or 'none'}",
             rule,
             "give another mapping in `rows`",
         )
-    if row[key] is None:
+    if value is None:
         raise BadRow("null", f"{where} has nothing under `{key}`", rule, "fix the row")
-    return row[key]
+    return value
 
 
 def calls_of(value: Any, where: str) -> list[dict[str, Any]]:

@@ -12,13 +12,12 @@ from windlass.data.sources.bad_rows import FETCHED, BadRow, Placed, fetched_text
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
-from windlass.data.sources.row_shapes import as_chat_row, as_pair_row, columns_of, without_nulls
+from windlass.data.sources.row_shapes import ABSENT, as_chat_row, as_pair_row, columns_of, value_at, without_nulls
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import nearest
 
 OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of, FETCHED: fetched_text}
 COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
-ABSENT: Final = object()
 
 
 class Form(NamedTuple):
@@ -52,20 +51,6 @@ def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str
     if value is ABSENT:
         raise no_column(where, what, key, list(map(str, row)), rule)
     return checked(value, where, key, rule)
-
-
-def value_at(row: Mapping[str, Any], key: str) -> Any:
-    """What the row holds under a key, or under a path of keys; ABSENT where it has none. A null on the way is one."""
-    if key in row:
-        return row[key]
-    value: Any = row
-    for part in key.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or part not in value:
-            return ABSENT
-        value = value[part]
-    return value
 
 
 def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> BadRow:

@@ -25,7 +25,8 @@ SHARED_ROLES = {
 
 class RowsConfig(Settings):
     """Where a conversation is in a row of `format: chat`: in a list of messages (`messages`), or in columns (`prompt` and
-    `completion`). With `format: preference` these hold only the prompt, and `chosen` and `rejected` the two answers."""
+    `completion`). With `format: preference` these hold only the prompt, and `chosen` and `rejected` the two answers. Dots in a
+    key of the row name a nested one: meta.dialogue."""
 
     shape: Shape | None = None
     """A known shape, as in `rows: alpaca`; use this key to combine it with `slice`."""

@@ -94,6 +94,7 @@ def _columns(schema: Any, where: str, form: Form, rule: str) -> list[str]:
     if held is None and form.text_key not in names and not _has_nested(schema, form.text_key):
         raise no_column(where, "column", form.text_key, names, rule)
     wanted = [form.text_key] if held is None else [name for name in names if name in held]
+    wanted += [name for name in held or () if name not in names and _has_nested(schema, name)]
     beside = {"tools", *BESIDE} if held is not None and form.shape is None else set()
     if not set(wanted) - beside:  # each row is bad, and says what it has
         wanted = names
