@@ -4,7 +4,7 @@
 
 Hashing: the same save with the hash and with a stand-in that returns a constant, in interleaved pairs (the order alternates),
 so that a disk that slows down weighs on both; pairs during which other processes took a fifth of a core are thrown away and
-counted. Told as the median of the pairs' relative differences with their quartiles, beside what the hash would add if it did not
+counted. Shown as the median of the pairs' relative differences with their quartiles, beside what the hash would add if it did not
 overlap the write. The time is from the first exchange to the commit, on the rank that takes longest, with the files on disk
 (fsync). The same in a file system in memory, where nothing waits for a disk and hashing has the least to hide behind.
 Results are written to benchmarks/results/checkpoint.json.

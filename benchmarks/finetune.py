@@ -2,7 +2,7 @@
 
     python benchmarks/finetune.py
 
-Every recipe is trained for 3 steps as its tiny twin: its adapter, layout and precision as they stand, on a Qwen3 of 0.2 million
+Every recipe is trained for 3 steps as its tiny proxy: its adapter, layout and precision as they stand, on a Qwen3 of 0.2 million
 parameters with random weights, on conversations that this script makes. technique_meter counts in every rank, on gloo ranks of
 this machine: counts follow from shapes, and no time is measured. The last loss shows what the layouts of one adapter share.
 
@@ -68,7 +68,7 @@ def write_twin(folder: Path) -> None:
     model.save_pretrained(folder / "base")
 
 
-def twin(name: str, folder: Path, *changes: str) -> RunConfig:
+def proxy_of(name: str, folder: Path, *changes: str) -> RunConfig:
     """A recipe on what `write_twin` wrote, 3 steps of 8 sequences."""
     is_pairs = name.startswith("dpo")
     rows = "format: preference" if is_pairs else "format: chat, too_long: cut-prompt"
@@ -92,7 +92,7 @@ def twin(name: str, folder: Path, *changes: str) -> RunConfig:
 def count(ranks: Ranks, name: str, folder: Path) -> dict[str, Any]:
     """One recipe: the losses, and what each of its ranks counted."""
     world = world_of(name)
-    config = make_ready(twin(name, folder), world, "cpu").config
+    config = make_ready(proxy_of(name, folder), world, "cpu").config
     found = ranks.run(world, measure, config, timeout_s=600)
     losses = [one.pop("losses") for one in found]
     for one in found:

@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [--layers 12] [--functions 30] [--over-ranks]
 
-Each contender runs in a process of its own (contenders.py); how is counted stands in counting.py.
+Each contender runs in a process of its own (contenders.py); meters/counting.py says how they are counted.
 
     bare         batches lie ready in a list; forward, backward, clip_grad_norm_, optimizer, LambdaLR, zero_grad
     bare+loader  the same with torch's DataLoader, as the next but ours have it

@@ -3,7 +3,7 @@
     python benchmarks/use_of_the_prompt.py copy                                  # nothing but this script
     python benchmarks/use_of_the_prompt.py summaries ENGLISH.txt MEETINGS        # a folder with train.jsonl and validation.jsonl
 
-A finetuned model's loss falls also where it learns the style of the answers alone. Two controls tell style from use: the same
+A finetuned model's loss falls also where it learns the style of the answers alone. Two controls separate style from use: the same
 model asked with another row's prompt, and a model trained on shuffled pairs, whose every prompt has another row's answer.
 
 copy: the prompt is a word of six random letters, and so is the answer. The base model is pretrained on texts that hold such a

@@ -64,8 +64,10 @@ def check() -> int:
         others = [line for line in lines if line not in torch]
         good, said = resolves(others, python)
         torch_good, _ = resolves(torch, python)
-        told = f"all {len(others)} lines but torch have wheels" if good else f"FAILED\n{said}"
-        print(f"Python {python}: {told}; {torch[0]} {'has one' if torch_good else 'is not on this index: unchecked'}")
+        verdict = f"all {len(others)} lines but torch have wheels" if good else f"FAILED\n{said}"
+        print(
+            f"Python {python}: {verdict}; {torch[0]} {'has one' if torch_good else 'is not on this index: unchecked'}"
+        )
         failures += not good
     return 1 if failures else 0
 

@@ -1,4 +1,4 @@
-"""What the GPU scripts share: cells in order of what they tell, a budget of minutes, one results file that grows.
+"""What the GPU scripts share: cells in order of what they show, a budget of minutes, one results file that grows.
 
 A script is a list of cells. They run in their order while they fit the minutes; each is written as soon as it is measured
 (a draft that is renamed), so that a run that is cut off has lost one cell. A cell that stands in the file for this device,
@@ -187,7 +187,7 @@ def run_cells(cells: Sequence[Cell], options: argparse.Namespace) -> Book:
 
 
 def measure(cell: Cell, device: torch.device) -> dict[str, Any]:
-    """One row. A cell that fails is told in its row, since the others must not lose their GPU time by it."""
+    """One row. A cell that fails is named in its row, since the others must not lose their GPU time by it."""
     start_s = time.monotonic()
     row: dict[str, Any] = {"name": cell.name}
     try:

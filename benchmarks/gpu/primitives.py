@@ -51,7 +51,7 @@ class Shape:
         }
 
 
-SEPARATE = {"q": 1, "k": 2, "o": 1, "gate": 2, "down": 1}  # how often a layer has each: v is k's twin, up is gate's
+SEPARATE = {"q": 1, "k": 2, "o": 1, "gate": 2, "down": 1}  # how often a layer has each: v is as k, up as gate
 FUSED = {"qkv": 1, "o": 1, "gate_up": 1, "down": 1}
 TINY = Shape("tiny", 64, 128, 4, 2, 16, 512)
 

@@ -108,15 +108,15 @@ class Sensors:
     def _watch(self) -> None:
         while not self._done.wait(SAMPLE_S):
             try:
-                told = subprocess.run(self.COMMAND, capture_output=True, text=True, timeout=10).stdout
+                answer = subprocess.run(self.COMMAND, capture_output=True, text=True, timeout=10).stdout
             except (FileNotFoundError, subprocess.TimeoutExpired):
                 return
-            self._take(told)
+            self._take(answer)
 
     def _take(self, line: str) -> None:
         try:
             self._samples.append([float(text) for text in line.split(",")])
-        except ValueError:  # "[N/A]": a field that this card does not tell
+        except ValueError:  # "[N/A]": a field that this card does not have
             return
 
     def __exit__(self, *_error: object) -> None:
@@ -125,7 +125,7 @@ class Sensors:
             self._thread.join(timeout=10)
 
     def medians(self) -> dict[str, float] | None:
-        """{"sm_mhz", "watts", "celsius"}; None where nothing was told."""
+        """{"sm_mhz", "watts", "celsius"}; None where nothing was answered."""
         if not self._samples:
             return None
         columns = [statistics.median(column) for column in zip(*self._samples)]

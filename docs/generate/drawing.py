@@ -1,13 +1,13 @@
 """A canvas for the drawings of docs/techniques/: boxes, words, arrows and bars as SVG, readable on light and on dark pages.
 
-A drawing lies on a card of its own colour, which follows the reader's preference, so it can be read whatever the page around it
+A drawing is on a card of its own colour, which follows the reader's preference, so it can be read whatever the page around it
 looks like. Colours have names that say what they stand for in all drawings.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-# what it stands for -> (light, dark)
+# what it means -> (light, dark)
 COLOURS = {
     "card": ("#fcfcfa", "#1e2127"),
     "ink": ("#22252a", "#e4e6ea"),
@@ -62,7 +62,7 @@ class Canvas:
         self.line([(x1, y1), (x2, y2)], arrow=True, dashed=dashed)
 
     def legend(self, x: float, y: float, names: dict[str, str]) -> None:
-        """Colour -> what it stands for, in one row."""
+        """Colour -> what it means, in one row."""
         for colour, name in names.items():
             self.box(x, y - 10, 14, 12, colour)
             self.words(x + 20, y, name, 12, "start")

@@ -345,8 +345,8 @@ def make_tensors(step: int) -> dict[str, torch.Tensor]:
 
 def make_run(run: Path, logged: list[str] | None = None, **settings: object) -> Checkpoints:
     config = CheckpointConfig.model_validate({"async": False, "keep_last": 10, **settings})
-    tell = (lambda sentence: None) if logged is None else logged.append
-    return Checkpoints(run / "checkpoints", config, run_id="run", rank=0, world=1, group=None, log=tell)
+    log = (lambda sentence: None) if logged is None else logged.append
+    return Checkpoints(run / "checkpoints", config, run_id="run", rank=0, world=1, group=None, log=log)
 
 
 def save_steps(run: Path, *steps: int, metrics: dict[int, float] | None = None, **settings: object) -> Checkpoints:

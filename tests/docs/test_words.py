@@ -1,6 +1,7 @@
 """The pages that a newcomer reads: short paragraphs, the field's words, and no file that is not in the tree."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def is_there(path, page):
     source = ROOT / "src" / "windlass"
     rooms = [folder for folder in source.iterdir() if path.endswith("/")]  # `sources/` in the row of `data/`
     return any((folder / path).exists() for folder in (ROOT, source, page.parent, *rooms))
+
+
+def test_the_design_lists_every_dependency_and_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    names = {re.match(r"[\w-]+", one)[0] for one in project["dependencies"]}
+    given, extras = DESIGN.read_text("utf-8").split("## 15. Dependencies")[1].split("Extras, each for one feature:")
+    assert set(re.findall(r"[\w-]+", re.sub(r"\(.*?\)", "", given))) == names
+    assert set(re.findall(r"`([\w-]+)`", extras.split(". ")[0])) == set(project["optional-dependencies"]) - {"dev"}
 
 
 def test_design_is_narrow_and_its_paragraphs_are_short():

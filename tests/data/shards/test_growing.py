@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.grown import Grown
 from windlass.data.shards.growing import open_growing
-from windlass.data.shards.journal import JOURNAL_NAME, tell_failure
+from windlass.data.shards.journal import JOURNAL_NAME, log_failure
 from windlass.data.shards.mds import Reader
 from windlass.errors import BadShard, Unavailable, UserError
 
@@ -93,7 +93,7 @@ def test_a_preparation_that_fails_says_why_at_once(tmp_path, kind):
     grown = Grown(tmp_path).write(2)
     folder = follow(grown, deadline_s=60.0)
     error = kind("row 7 is no text", "rows are texts", "fix row 7")
-    thread = later(0.1, lambda: tell_failure(tmp_path, error))
+    thread = later(0.1, lambda: log_failure(tmp_path, error))
     with pytest.raises(UserError) as caught:
         folder.wait_for(lambda: False)
     thread.join()
@@ -104,7 +104,7 @@ def test_a_preparation_that_fails_says_why_at_once(tmp_path, kind):
 
 def test_what_is_there_is_given_though_the_preparation_has_failed(tmp_path):
     grown = Grown(tmp_path).write(2)
-    tell_failure(tmp_path, UserError("given", "rule", "change"))
+    log_failure(tmp_path, UserError("given", "rule", "change"))
     folder = follow(grown)
     folder.wait_for(lambda: len(folder.shards) >= 2)
 

@@ -15,9 +15,9 @@ from windlass.data.shards.journal import (
     Beat,
     Journal,
     begin,
+    log_failure,
     open_journal,
     read_beat,
-    tell_failure,
 )
 from windlass.data.shards.mds import Reader, read_index
 from windlass.errors import BadShard, UserError
@@ -158,15 +158,15 @@ def test_the_beat_changes_once_a_second_and_says_why_it_stops(tmp_path, monkeypa
     assert 4 <= len(set(seen)) <= 5 and f"process {os.getpid()} on" in seen[0]
     (tmp_path / BEAT_NAME).unlink()
     error = UserError("given", "rule", "change")
-    tell_failure(tmp_path, error)
+    log_failure(tmp_path, error)
     assert read_beat(tmp_path) == ("", None)  # nobody waits
     grown = Grown(tmp_path / "data", beats=False)
-    tell_failure(grown.directory, error)
+    log_failure(grown.directory, error)
     assert str(read_beat(grown.directory)[1]) == str(error)
     grown.beat.begin(grown.directory)
     assert read_beat(grown.directory)[1] is None  # another preparation works
     grown.end()
-    tell_failure(grown.directory, error)
+    log_failure(grown.directory, error)
     assert read_beat(grown.directory)[1] is None  # all is there
     (tmp_path / BEAT_NAME).write_text('{"wh')
     assert read_beat(tmp_path) == ("", None)

@@ -122,6 +122,18 @@ def test_lanes_of_a_mixture_give_each_rank_its_part_and_go_on_with_other_batches
         assert common > 12 and given[:common] == longer[:common], "each lane goes on in each source"
 
 
+def test_after_other_shares_the_lanes_go_on_whatever_the_batch(folder):
+    """A reviewer's mutant took the block of the new batch: the stream then was another for each."""
+    first = open_bare(folder, 8, 2, 7, micro_batch=8, lanes=2, shares=Mixed([4, 4], [2.0, 1.0]))
+    for _ in range(3):
+        first.next()
+    state = json.loads(json.dumps(first.state()))
+    first.close()
+    kept = {"consumed": 24, "kept": state["shares"], "kept_lanes": state["lanes"], "lanes": 2, "log": lambda _: None}
+    whole, halves = (open_bare(folder, 8, 2, 7, micro_batch=size, shares=HALVES, **kept) for size in (8, 4))
+    assert rows_of(whole, 9) == rows_of(halves, 18)
+
+
 def test_a_source_of_fewer_samples_than_lanes_is_refused(folder):
     with pytest.raises(UserError) as caught:
         open_bare(folder, 8, 2, 7, micro_batch=16, lanes=16, shares=Mixed([7, 1], [1.0, 1.0]))

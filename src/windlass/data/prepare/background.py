@@ -22,7 +22,7 @@ from typing import Any, Final
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
+from windlass.data.shards.journal import BEAT_NAME, log_failure, open_journal
 from windlass.errors import (
     EXIT_BUG,
     EXIT_USER_ERROR,
@@ -117,7 +117,7 @@ class Background:
         if code and not self._error:
             self._error.append(_died(code, self._crash))
         if self._error:
-            tell_failure(self._directory, self._error[0])  # to the ranks that wait for shards
+            log_failure(self._directory, self._error[0])  # to the ranks that wait for shards
 
     def _take(self, message: dict[str, Any]) -> None:
         if "line" in message:

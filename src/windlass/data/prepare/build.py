@@ -138,7 +138,7 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
             written.add({"kind": "end", "train": asdict(info)})
         _prepared(plan, directory, selections, infos, known).save(directory)
     except UserError as error:
-        journal.tell_failure(directory, error)
+        journal.log_failure(directory, error)
         raise
 
 

@@ -174,7 +174,7 @@ def beating(directory: Path) -> Iterator[None]:
         thread.join()
 
 
-def tell_failure(directory: Path, error: UserError) -> None:
+def log_failure(directory: Path, error: UserError) -> None:
     """Why no more shards will come, for those who wait for some; nothing where there is nothing to wait for."""
     journal = open_journal(directory)
     if journal is not None and journal.end is None:
