@@ -12,9 +12,9 @@ from tests.data.streams import open_bare
 from windlass.data.packing import Borders
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.growing_stream import WrittenOrder
+from windlass.data.stream.growing_stream import LOG_EVERY_S, GrowingStream, WrittenOrder
 from windlass.data.stream.ledger import chain
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 
 SHARDS, WINDOW, SEED = 11, 3, 5
 TOTAL = sum(len(samples_of(shard)) for shard in range(SHARDS))
@@ -240,3 +240,30 @@ def test_new_shards_are_an_event_once_and_on_logging_steps_only(finished, tmp_pa
     (event,) = found.drain_events(is_log_step=True)
     assert event == ("data", {"num_shards": SHARDS, "shards": chain(shards), "is_complete": True})
     found.close()
+
+
+def test_while_shards_are_written_a_wait_has_no_limit_and_then_the_loaders():
+    """The preparation has a deadline of its own; the last shard may come while a batch is waited for."""
+    asked, said, is_complete = [], [], iter([False, False, False, True])
+
+    class Written:
+        is_complete = property(lambda self: next(is_complete))
+        waited_for = set()
+
+        def read_before(self, consumed):
+            return consumed
+
+    class Late:
+        consumed, shards = 0, ()
+
+        def is_ready(self, timeout_s):
+            asked.append(timeout_s)
+            return False
+
+        def next(self):
+            raise Unavailable("no batch", "it comes within the limit", "look at the store")
+
+    stream = GrowingStream(Late(), Written(), None, said.append)
+    with pytest.raises(Unavailable, match="within the limit"):
+        stream.next()
+    assert asked == [LOG_EVERY_S] * 3 and len(said) == 3

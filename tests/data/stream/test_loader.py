@@ -1,6 +1,5 @@
 """The global batches are the stream, whatever the layout; and a failure is an error, never a short epoch."""
 
-import math
 import random
 import subprocess
 import sys
@@ -14,8 +13,8 @@ import torch
 
 from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.collate import batches_of, sample_keys
-from windlass.data.stream.loader import ASKED_AGAIN_S, BATCHES_AHEAD, BatchCut, Loader
+from windlass.data.stream.collate import sample_keys
+from windlass.data.stream.loader import BATCHES_AHEAD, Loader
 from windlass.data.stream.order import Order
 from windlass.errors import BadShard
 
@@ -187,7 +186,7 @@ reader, asked = Reader(Path(sys.argv[1])), threading.Event()
 def make(places, start):  # a disk that never answers
     asked.set()
     threading.Event().wait()
-loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3, rank=5), 6, "cpu", lambda: 0.2)
+loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3, rank=5), 6, "cpu", 0.2)
 asked.wait()
 try:
     loader.next()
@@ -218,19 +217,6 @@ def test_a_batch_that_is_late_is_no_error(directory, monkeypatch, first_epoch):
     loader.next()
     loader.close()
     assert waited == [600.0]
-
-
-def test_a_wait_without_a_limit_gets_one_when_there_is_one(directory, monkeypatch):
-    """While shards are written their preparation has the deadline; the last one may come while a batch is waited for."""
-    waited, limits = [], iter([math.inf, math.inf, 600.0])
-    monkeypatch.setattr(Loader, "is_ready", lambda self, timeout_s: waited.append(timeout_s) or timeout_s == 600.0)
-    reader = Reader(directory)
-    cut = BatchCut(2)
-    order = Order(reader.shard_samples, 17, 1)
-    loader = Loader(order, reader.shards, batches_of(reader, T), cut, limit_s=lambda: next(limits))
-    loader.next()
-    loader.close()
-    assert waited == [ASKED_AGAIN_S, ASKED_AGAIN_S, 600.0]
 
 
 def test_no_more_is_read_ahead_than_said(directory, monkeypatch):

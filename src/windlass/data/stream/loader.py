@@ -35,7 +35,6 @@ from windlass.data.stream.collate import MakeBatch
 from windlass.data.stream.ledger import fingerprint
 from windlass.errors import Unavailable
 
-ASKED_AGAIN_S: Final = 5.0  # of a wait without a limit: how often it is asked whether there is one now
 BATCHES_AHEAD: Final = 2  # global batches read ahead; one would do, the second hides the opening of a shard
 
 
@@ -93,11 +92,11 @@ class Loader:
         cut: BatchCut,
         consumed: int = 0,
         device: torch.device | str = "cpu",
-        limit_s: Callable[[], float] = lambda: math.inf,
+        limit_s: float = math.inf,
         named: Callable[[int], str] | None = None,
     ):
         """`order.take` and `make` are called by the loader's thread alone, for one global batch after another: first all of its
-        positions, then this rank's micro-batches. `limit_s`: how long `next()` waits for a batch, asked at each wait; `named`:
+        positions, then this rank's micro-batches. `limit_s`: how long `next()` waits for a batch; `named`:
         what an error calls a shard, by its number."""
         assert consumed >= 0
         self.shards, self.consumed, self.wait_s = shards, consumed, 0.0
@@ -149,10 +148,8 @@ class Loader:
         """Micro-batches of {input_ids, targets}, [micro_batch, T] int64 on the device. Raises what the thread raised, and
         Unavailable where it has made none within the limit."""
         start_s = time.perf_counter()
-        while (limit_s := self._limit_s()) == math.inf and not self.is_ready(ASKED_AGAIN_S):
-            pass
-        if limit_s < math.inf and not self.is_ready(limit_s):
-            raise self._no_batch(limit_s)
+        if self._limit_s < math.inf and not self.is_ready(self._limit_s):
+            raise self._no_batch()
         batches = self._ahead[0].result()  # stays in front when it raises, so that every later call raises it too
         self._ahead.popleft()
         self._read_ahead()
@@ -179,12 +176,12 @@ class Loader:
         """None: what a loader does at each step follows from its entry."""
         return []
 
-    def _no_batch(self, limit_s: float) -> Unavailable:
+    def _no_batch(self) -> Unavailable:
         self._is_stuck = True
         cut, samples = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
         names = ", ".join(map(self._named, self._read_shards)) or "no shard yet"
         return Unavailable(
-            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) waited {limit_s:g} s for samples "
+            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) waited {self._limit_s:g} s for samples "
             f"{samples} of the training stream; the loader is reading {names}",
             "a batch that takes longer than data.timeout_s means that a disk or a store does not answer",
             "check that storage; the same command resumes from the last checkpoint (for a slow store raise data.timeout_s)",

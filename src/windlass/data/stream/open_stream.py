@@ -7,10 +7,9 @@
               where sources are mixed
     source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
 
-A feature is one object that the others do not know. A new one goes into the layer that it changes, and is named here.
+A feature is one object that the loader does not know. A new one goes into the layer that it changes, and is named here.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -77,18 +76,13 @@ def open_stream(
     if config.mixture and sequences == 1:  # the loss of a pair is no mean over targets
         make = add_sources(make, prepared.sets["train"].source_shards)
     consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
-    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, _limit(config, written), named)
+    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, config.timeout_s, named)
     source: BatchSource = loader
     if written is not None:
         source = GrowingStream(loader, written, state.get("read_from"), log)
     if skipping is not None:
         source = SkippingStream(source, skipping, cut, config.max_bad_shards, ranks or OneRank())
     return source
-
-
-def _limit(config: DataConfig, written: WrittenOrder | None) -> Callable[[], float]:
-    """Seconds that a batch may be waited for, at each wait. A preparation under way has a deadline of its own."""
-    return lambda: config.timeout_s if written is None or written.is_complete else math.inf
 
 
 def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[int], str]:
