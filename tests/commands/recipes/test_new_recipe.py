@@ -92,6 +92,10 @@ def test_a_small_base_learns_conversations_with_all_its_parameters(here, config,
     recipe = load_recipe(here / "r.yaml")
     assert (recipe.adapter.kind, recipe.optim.learning_rate) == (adapter, rate)
     assert ("a base of under 100 M learns little through LoRA" in (here / "r.yaml").read_text()) == (rate == 1e-3)
+    epochs = recipe.run.epochs if kind == "sft" else 1
+    assert epochs == (12 if rate == 1e-3 else 3 if kind == "sft" else 1), (
+        "few rows teach a small base little in three epochs"
+    )
 
 
 @pytest.mark.parametrize(

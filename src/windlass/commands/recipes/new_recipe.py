@@ -24,7 +24,7 @@ from windlass.commands.recipes.first_rows import (
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.commands.recipes.split_folder import find_split
-from windlass.commands.recipes.written_recipe import SMALL, written
+from windlass.commands.recipes.written_recipe import SMALL, epochs_of_chats, written
 from windlass.config import parse_recipe
 from windlass.data.files import write_durably
 from windlass.errors import UserError, nearest, nearest_entry
@@ -116,12 +116,7 @@ def _num_parameters(model: str) -> int | None:
 
 
 def init(
-    out: Path,
-    data: str | None,
-    model: str | None,
-    steps: int | str | None,
-    kind: Kind | None,
-    ask: Ask | None,
+    out: Path, data: str | None, model: str | None, steps: int | str | None, kind: Kind | None, ask: Ask | None
 ) -> tuple[list[str], list[str]]:
     """Writes a short recipe to `out` -> sentences on the choices in it, and on what must be fixed before it can
     run. What is not given is asked for: `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
@@ -156,9 +151,10 @@ def init(
     is_text, usual = kind == "pretrain", Chosen(256 if model == SMALL else USUAL, "drop", "")
     chosen = usual if is_text else choose_length(file, shape, model)
     settings = {**shape.settings, **({} if is_text else {"too_long": chosen.too_long})}
-    duration, rows = _duration(steps, kind, ask), {**source, **settings}
+    num_parameters, rows = _num_parameters(model), {**source, **settings}
+    duration = _duration(steps, kind, ask, epochs_of_chats(num_parameters, chosen))
     held_out = split.validation(settings) if split else _validation(source, file, shape)
-    text = written(out, rows, model, duration, kind, chosen, held_out, _num_parameters(model))
+    text = written(out, rows, model, duration, kind, chosen, held_out, num_parameters)
     parse_recipe(text, str(out))
     to_mend = [missing_template(model) if kind == "sft" else None, bad_rows_note(rows)]
     write_durably(out, text.encode())
@@ -268,9 +264,9 @@ def _source(data: str) -> dict[str, str]:
     )
 
 
-def _duration(steps: int | str | None, kind: Kind, ask: Ask | None) -> tuple[str, int]:
+def _duration(steps: int | str | None, kind: Kind, ask: Ask | None, epochs: str) -> tuple[str, int]:
     """(steps or epochs, how many). Without `steps` conversations and pairs get epochs: they are few, and read a few times."""
-    unit, usual = {"sft": ("epochs", "3"), "dpo": ("epochs", "1")}.get(kind, ("steps", "1000"))
+    unit, usual = {"sft": ("epochs", epochs), "dpo": ("epochs", "1")}.get(kind, ("steps", "1000"))
     if steps is not None:
         return "steps", _count(str(steps))
     return unit, _asked(ask, "Epochs" if unit == "epochs" else "Optimizer steps", usual, _count)
