@@ -1,6 +1,6 @@
 """How fast conversations become ids, in one process, by the number of turns and the template; what a preparation's parent does.
 
-    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write] [--parent | --harder]
+    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write] [--parent | --harder | --rival]
 
 The conversations hold words drawn from the sources of Python's standard library: a system message, and turns of a question of 200
 characters and an answer of 800. The tokenizer is a byte-level BPE of 16,384 tokens trained on the same. The templates are TRL's
@@ -14,6 +14,10 @@ Wanted: 2 MB per CPU second with tiktoken, and as much with 64 turns as with 4.
 --harder measures two cases that cost more, with tiktoken, and adds them to the results: turns of 60 and 90 characters (Qwen2.5),
 where rendering costs more than encoding; and a template that drops earlier reasoning (DeepSeek R1's distils), where every answer
 is a sample of its own that begins with the whole history. Nothing is wanted of them.
+
+--rival measures beside it what TRL does with a row for `assistant_only_loss`: transformers' `apply_chat_template` with TRL's own
+template, which marks answers, and the mask of their tokens. In turns, three times each, by its own CPU seconds; `over` is the
+ratio of each turn.
 
 --parent measures something else: `prepare` itself, with two workers, on --megabytes of such conversations of 16 turns (Qwen2.5,
 tiktoken, sequences of 16,384 tokens), in a process of its own. Of its CPU seconds `parent_share` is the parent's, and
@@ -127,6 +131,39 @@ def measure_harder(words: list[str], templates: Path, megabytes: float) -> dict[
     return found
 
 
+def measure_rival(words: list[str], templates: Path, megabytes: float) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = Path(folder, "ours"), Path(folder, "theirs")
+        for directory, template in ((ours, "qwen2_5"), (theirs, "qwen2_5_training")):
+            write_tokenizer(words, directory, templates / f"{template}.jinja", TEMPLATES["qwen2_5"].split())
+        tokenizer = AutoTokenizer.from_pretrained(theirs)
+        for num_turns in TURNS:
+            rows, rates = conversations(words, num_turns, int(megabytes * 1e6)), dict[str, list[float]]()
+            for turn in range(3):
+                for way in ("theirs", "tiktoken", "tokenizers")[:: 1 if turn % 2 else -1]:
+                    if way == "theirs":
+                        rate = rate_of(tokenizer, rows)
+                    else:
+                        rate = measure(ours, rows, num_turns, is_fast=way == "tiktoken")["mb_per_cpu_s"]
+                    rates.setdefault(way, []).append(rate)
+            over = [round(one / other, 2) for one, other in zip(rates["tiktoken"], rates["theirs"], strict=True)]
+            found[f"{num_turns} turns"] = {**rates, "over": over}
+    return found
+
+
+def rate_of(tokenizer: Any, rows: list[str]) -> float:
+    """MB per CPU second of transformers' ids and mask of answers."""
+    start_s = time.process_time()
+    for row in rows:
+        given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = tokenizer.apply_chat_template(json.loads(row), **given)
+        assert any(found["assistant_masks"])
+    return round(sum(len(row.encode()) for row in rows) / 1e6 / (time.process_time() - start_s), 2)
+
+
 def run_prepare(rows: Path, tokenizer: Path, place: Path) -> None:
     """Prints the shares, as JSON, on the last line."""
     from windlass.data.config import DataConfig
@@ -173,6 +210,7 @@ def main() -> int:
     parser.add_argument(
         "--harder", action="store_true", help="measure short turns, and answers that are samples, instead"
     )
+    parser.add_argument("--rival", action="store_true", help="measure what TRL does with a row beside it instead")
     parser.add_argument("--way", nargs=3, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.way is not None:
@@ -184,13 +222,15 @@ def main() -> int:
     templates = arguments.templates or origin
     if templates is None:
         raise SystemExit("install trl, or give --templates")
-    if arguments.parent or arguments.harder:
+    if arguments.parent or arguments.harder or arguments.rival:
         load = [round(one, 2) for one in os.getloadavg()]
         if arguments.parent:
             name, found = f"parent, {arguments.megabytes:g} MB", dict[str, Any]()
             found |= measure_parent(read_words(), templates / "qwen2_5.jinja", arguments.megabytes)
         else:
-            name, found = "harder", measure_harder(read_words(), templates, arguments.megabytes)
+            name = "harder" if arguments.harder else "rival"
+            made = measure_harder if arguments.harder else measure_rival
+            found = made(read_words(), templates, arguments.megabytes)
         found |= {"load_at_start": load, "cores": os.cpu_count(), "python": platform.python_version()}
         print(json.dumps(found, indent=1))
         if arguments.write:
@@ -217,7 +257,9 @@ def main() -> int:
                     print(f"{way}: {result[way]}", flush=True)
     result["load_at_end"] = [round(one, 2) for one in os.getloadavg()]
     if arguments.write:
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        others = {name: row for name, row in kept.items() if name.startswith(("parent", "harder", "rival"))}
+        RESULTS.write_text(json.dumps(result | others, indent=2) + "\n")
     return 0 if least >= WANTED_MB else 1
 
 
