@@ -157,8 +157,8 @@ def _write_weights(
 
 
 def keep(target: Path, draft: Path) -> list[str]:
-    """Gives `draft` what is in `target` and is no export's, except where `draft` has that name -> what it was given: the
-    template that a user wrote for a base without one, or a GGUF. Linked, not copied: it may be as large as the weights."""
+    """Adds to `draft` the files of `target` that no export wrote (a template that the user added, a GGUF), except those whose
+    name `draft` has -> their names. They are linked, not copied: one may be as large as the weights."""
     old = target if target.exists() else _old_place(target)  # there, where a kill came between the two renames
     if not old.is_dir():
         return []

@@ -29,6 +29,8 @@ from windlass.supervise.heartbeat import forget_beats
 from windlass.supervise.incident import Incident
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+SPINS: Final = "1000"
+"""Turns of libgomp's loop before a thread that waits falls asleep."""
 COUNT: Final = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
 
 
@@ -61,14 +63,11 @@ def shared_cores(num_ranks: int) -> str | None:
     )
 
 
-SPINS: Final = "1000"
-
-
 def let_threads_sleep() -> None:
-    """torch's threads on a CPU, which wait for each other at the end of every operator, fall asleep soon. Call it before torch is
-    imported: its OpenMP (libgomp) reads this once.
+    """Lets torch's CPU threads, which wait for each other at the end of every operator, fall asleep soon. Call it before torch is
+    imported: its OpenMP library (libgomp) reads the variable once.
 
-    By default they spin for milliseconds, and keep the thread that they wait for from a core that another program has left.
+    By default they spin for milliseconds. Where another program has a core, that keeps the awaited thread from running.
     Measured on two cores, a model of 19 million parameters, tokens a second: 1,444 to 1,555 by default and 1,502 to 1,533 with
     this; beside a program that computes in one thread, 104 and 1,507 (docs/log.md, 28 November 2026)."""
     if not {"OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys():

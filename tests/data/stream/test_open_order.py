@@ -4,20 +4,10 @@ import json
 
 import pytest
 
-from tests.data.shards.test_mds import write
 from tests.data.streams import Mixed, open_bare
-from windlass.data.shards.mds import Folder
 from windlass.errors import UserError
 
 HALVES = Mixed([4, 4], [1.0, 1.0])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Eight shards."""
-    directory = tmp_path_factory.mktemp("door") / "train"
-    write(directory, num_samples=100, num_ids=9, shard_bytes=1500)
-    return Folder(directory)
 
 
 def rows_of(source, batches):

@@ -2,10 +2,8 @@
 
 import pytest
 
-from tests.data.shards.test_mds import write
 from tests.data.streams import Mixed, open_bare
 from windlass.data.packing import Borders
-from windlass.data.shards.mds import Folder
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.loader import Loader
@@ -17,14 +15,6 @@ from windlass.errors import Unavailable
 
 WRITTEN = {"first_epoch": "written"}
 HALVES = Mixed([4, 4], [1.0, 1.0])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Eight shards."""
-    directory = tmp_path_factory.mktemp("door") / "train"
-    write(directory, num_samples=100, num_ids=9, shard_bytes=1500)
-    return Folder(directory)
 
 
 @pytest.mark.parametrize(

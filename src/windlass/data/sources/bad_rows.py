@@ -53,6 +53,7 @@ class Placed(str):
 
     @classmethod
     def at(cls, text: str, where: str) -> Self:
+        """`where`: as messages begin with it, perhaps with a comma behind it."""
         placed = cls(text)
         placed.place = where.removesuffix(",")
         return placed
