@@ -25,8 +25,8 @@ from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
 from windlass.other_names.answers import other_names
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.batch import batch_errors, sequence_errors
-from windlass.parallel.rules.check_layout import OtherSettings, layout_errors, torch_errors
+from windlass.parallel.rules.batch import batch_errors
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
 from windlass.report.config import ReportConfig
@@ -106,7 +106,6 @@ class RunConfig(Settings):
         """What sections allow of each other; `check_layout` has the rules on a layout."""
         return (
             self._precision(),
-            self._whole_sequences(),
             self._epochs(),
             self._hub(),
             self._warm_up(),
@@ -122,11 +121,6 @@ class RunConfig(Settings):
             parallel.zero_stage, optim.kind, optim.beta2, parallel.offload, self.adapter.kind
         )
         yield from optim.errors_beside(parallel.offload)
-
-    def _whole_sequences(self) -> Iterator[UserError]:
-        replicate, shard, schedule, pp = map(self.parallel.or_default, ("replicate", "shard", "schedule", "pp"))
-        together = self.micro_batch * replicate * max(1, shard)
-        yield from sequence_errors(self.run.tokens_per_step, self.data.sequence_length, together, schedule, pp)
 
     def _epochs(self) -> Iterator[UserError]:
         run, best = self.run, self.checkpoint.keep_best
@@ -215,9 +209,9 @@ class RunConfig(Settings):
         raise_all(batch_errors(*batch, parallel.schedule, parallel.pp, per_sample=self._per_sample))
         return self.sequences_per_step // (self.micro_batch * batch_ranks)
 
-    def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
-        """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
-        others = OtherSettings(
+    def _beside_layout(self) -> OtherSettings:
+        """What the rules on a layout read of other sections. Settings that are wrong are not known."""
+        return OtherSettings(
             policy=self.precision.known_policy,
             optimizer=self.optim.known("kind"),
             sequence_length=self.data.known("sequence_length"),
@@ -228,12 +222,14 @@ class RunConfig(Settings):
             adds_in_bf16=self.precision.or_default("gradients") == "bf16",
             is_nf4=self.adapter.or_default("base") == "nf4",
         )
-        return layout_errors(self.parallel, architecture, world, others)
+
+    def layout_violations(self, architecture: Architecture | None) -> Iterator[UserError]:
+        """What the layout cannot have on any number of ranks."""
+        return layout_errors(self.parallel, architecture, None, self._beside_layout())
 
     def check_layout(self, architecture: Architecture | None, world: int | None = None, here: bool = False) -> None:
-        """Raises one UserError that lists what the layout cannot have. `here`: with the torch of this host."""
-        of_torch = torch_errors(self.parallel) if here else ()
-        raise_all((*self.layout_violations(architecture, world), *of_torch))
+        """parallel/rules/check_layout of this recipe, for a model and on `world` ranks where they are known."""
+        check_layout(self.parallel, architecture, world, self._beside_layout(), here)
 
 
 def load_recipe(path: str | Path, *overrides: str, family: type[Family] | None = None) -> RunConfig:

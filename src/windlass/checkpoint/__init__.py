@@ -1,5 +1,10 @@
 """Checkpoints that cannot be lost or silently wrong.
 
+    every rank: staging -> save -> hashed_file -> commit (draft, rename) -> keep, mirror
+                                  MANIFEST and index <-'
+    reading:    verify -> index -> stream -> restore (any layout)
+                                        '-> reshard (files of another layout)
+
 config          the recipe's `checkpoint` section
 checkpoints     `Checkpoints`: save, wait, restore; what the trainer calls
 restore         the newest whole checkpoint, or the one at a path, into any layout

@@ -1,5 +1,10 @@
 """What each command of the command line calls.
 
+    before a run    recipes/, doctor, prepare_parts, data_inspect, data_lint, smoke
+    starting one    launch/ (`train`, `prepare` and `verify` call their own rooms)
+    beside one      status, profile, stacks, report, speed/
+    after it        evaluate, generate, export, checkpoints, reshard, data_consumed
+
 launch/        `windlass launch`: a run on a cluster, a file for each kind
 speed/         `windlass advise` and `bench`: how fast a run is, and why
 recipes/       `windlass init` and `import`: where a recipe comes from

@@ -1,5 +1,10 @@
 """Starts ranks.
 
+    one host:       local -> agent -> spawn -> ranks
+    several hosts:  nodes -> rendezvous -> agent -> elastic -> ranks, on each host
+    a cluster:      slurm, kubernetes, flyte, sky write what it takes, and submit it
+    a rank failed:  restarts decides
+
 local       ranks on this machine, watched, and started again where one failed
 nodes       ranks on several hosts: an agent on each
 restarts    whether ranks that failed are started again

@@ -1,5 +1,8 @@
 """`windlass verify`: the recipe's layout, proved equal to one process on a tiny proxy model.
 
+    verify -> fold_layout -> proxy ----> watch (the real training, on the pool) ----> compare -> verdict
+                                  '----> reference_run -> reference (one process) ---'
+
 verify         folds, trains both, compares, prints
 
 Inside:

@@ -9,7 +9,7 @@ from tests import tiny
 from windlass.errors import SeveralErrors, UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.check_layout import OtherSettings, check_layout
+from windlass.parallel.rules.check_layout import OtherSettings, check_layout, layout_errors
 from windlass.training.loop import train
 
 SIZES = {"vocab_size": 150, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
@@ -119,3 +119,32 @@ def test_gradients_are_added_in_bf16_on_one_process_alone():
     assert (
         caught.value.given == "precision.gradients=bf16 on 2 ranks" and "precision.reduce=bf16" in caught.value.change
     )
+
+
+def test_a_step_of_half_sequences_is_named_once_on_any_number_of_ranks():
+    others = OtherSettings(sequence_length=16, tokens_per_step=40)
+    for world in (None, 3):
+        error = refused({}, MODEL, world, others)
+        assert error.given == "run.tokens_per_step=40 with data.sequence_length=16", (
+            "how they divide over ranks is not asked of it"
+        )
+    error = refused({"replicate": -1, "shard": 1}, None, None, others)
+    assert error.change == "the nearest that divide: run.tokens_per_step=32 or 48", (
+        "an axis of -1 has one rank at least"
+    )
+
+
+def test_experts_that_zero_0_keeps_on_every_rank_are_not_divided_over_them():
+    (error,) = list(layout_errors(ParallelConfig(expert=2, zero=0), None, 3, OtherSettings()))
+    assert "zero" in error.given, "the one violation is that of zero 0, and none of 2 experts' ranks among 3"
+
+
+def test_what_the_torch_of_this_host_lacks_is_asked_here_alone(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _package: "2.11.0")
+    for older, given in [
+        ({"pp": 2, "schedule": "zbv"}, "parallel.schedule=zbv with torch 2.11.0"),
+        ({"context": 2, "context_kind": "ulysses", "compile": True},
+         "parallel.context_kind=ulysses with parallel.compile=true and torch 2.11.0"),
+    ]:  # fmt: skip
+        check_layout(ParallelConfig(**older))
+        assert refused(older, here=True).given == given

@@ -1,5 +1,8 @@
 """Where a recipe comes from: `windlass init` and `windlass import`.
 
+    init:    first_rows, split_folder, row_lengths -> written_recipe -> new_recipe
+    import:  foreign_files, torchtune_file -> foreign_facts -> import_recipe -> new_recipe
+
 new_recipe      a recipe from a few answers, or from another tool's file, written where none was
 
 Inside:

@@ -1,5 +1,8 @@
 """Sources -> shards, once.
 
+    prepare -> plan -> build -> write_set -> chunked_sets, shards_of_workers -> directory (swapped in whole)
+                   '-> appended, part, background: of a mixture that grows, one of several machines, during training
+
 prepare      opens a finished preparation or makes one
 manifest     prepared.json: what a preparation holds
 background   prepares in a process of its own while training runs

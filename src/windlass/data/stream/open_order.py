@@ -126,16 +126,18 @@ def _lane_shares(opening: Opening, digests: Sequence[str]) -> LaneShares:
     kept, position, is_same = Shares.of(state["shares"]), state["samples_consumed"], _is_same(digests, state)
     kept_lanes, kept_block = state.get("lanes", (1, cut.global_batch))
     before = LaneShares(kept.stages, kept_lanes, kept_block, state["shares"].get("of_lanes", [kept.facts()["taken"]]))
-    found = planned.continued(kept, position, is_same)
-    if found is kept and kept_lanes == lanes:
+    now = planned.continued(kept, position, is_same)
+    are_changed, are_other_lanes = now is not kept, kept_lanes != lanes
+    if not are_changed and not are_other_lanes:
         return before
+    # what each lane has given of each source; nothing of a source that is another one now
     given_JK, same = np.zeros((kept_lanes, planned.num_sources), np.int64), np.flatnonzero(is_same)
     given_JK[:, same] = before.taken(position)[:, same]
-    if found is not kept:
+    if are_changed:
         _log_change(opening, position, given_JK.sum(0).tolist())
-    if kept_lanes != lanes:
-        return LaneShares(found.from_(position), lanes, block, spread(given_JK.sum(0), lanes))
-    return LaneShares(found.from_(position), lanes, kept_block, given_JK.tolist())
+    if are_other_lanes:
+        return LaneShares(now.from_(position), lanes, block, spread(given_JK.sum(0), lanes))
+    return LaneShares(now.from_(position), lanes, kept_block, given_JK.tolist())
 
 
 def _is_same(digests: Sequence[str], state: Mapping[str, Any]) -> list[bool]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from windlass.errors import UserError, raise_all
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.batch import batch_errors
+from windlass.parallel.rules.batch import batch_errors, sequence_errors
 from windlass.parallel.rules.degrees import (
     context_errors,
     degree_errors,
@@ -26,7 +26,7 @@ from windlass.parallel.rules.degrees import (
     nf4_errors,
     position_errors,
 )
-from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, unit_errors
+from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, gradient_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
 from windlass.parallel.rules.pipeline import pipeline_errors, schedule_errors, split_errors, stage_errors
 
@@ -56,15 +56,23 @@ def check_layout(
     architecture: Architecture | None = None,
     world: int | None = None,
     others: OtherSettings = OtherSettings(),
+    here: bool = False,
 ) -> None:
-    """Raises one UserError that lists every violation, in the order of the rules below."""
-    raise_all(layout_errors(parallel, architecture, world, others))
+    """Raises one UserError that lists every violation, in the order of the rules below. `here`: also what the torch of this host
+    cannot run. A recipe is checked without where it does not train, as on the host that a job is submitted from."""
+    raise_all(layout_errors(parallel, architecture, world, others, here))
 
 
 def layout_errors(
-    parallel: ParallelConfig, architecture: Architecture | None, world: int | None, others: OtherSettings
+    parallel: ParallelConfig,
+    architecture: Architecture | None,
+    world: int | None,
+    others: OtherSettings,
+    here: bool = False,
 ) -> Iterator[UserError]:
     """All violations."""
+    sequences = list(_sequence_errors(parallel, others))
+    yield from sequences
     contradictions = list(axis_errors(parallel))
     yield from contradictions
     yield from effect_errors(parallel)
@@ -79,16 +87,12 @@ def layout_errors(
     if others.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
         yield from _length_errors(parallel, architecture, others.sequence_length, others.is_length_fixed)
     if world is not None and not contradictions:
-        yield from _world_errors(parallel, world, others)
+        yield from _world_errors(parallel, world, others, are_sequences_whole=not sequences)
     elif parallel.shard > 0 and parallel.zero_stage:
         yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
-
-
-def torch_errors(parallel: ParallelConfig) -> Iterator[UserError]:
-    """What the torch that is installed here cannot run. `layout_errors` leaves it out, since a recipe is checked also where it
-    does not train: on the host that a job is submitted from."""
-    yield from schedule_errors(parallel.schedule, parallel.pp)
-    yield from exchange_errors(parallel.context, parallel.context_kind, parallel.compiles)
+    if here:
+        yield from schedule_errors(parallel.schedule, parallel.pp)
+        yield from exchange_errors(parallel.context, parallel.context_kind, parallel.compiles)
 
 
 def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
@@ -109,7 +113,17 @@ def _length_errors(
     yield from position_errors(parallel.tp, length, parallel.context, parallel.context_kind, architecture, is_fixed)
 
 
-def _world_errors(parallel: ParallelConfig, world: int, others: OtherSettings) -> Iterator[UserError]:
+def _sequence_errors(parallel: ParallelConfig, others: OtherSettings) -> Iterator[UserError]:
+    if others.tokens_per_step is None or others.sequence_length is None:
+        return
+    replicate, shard, schedule, pp = map(parallel.or_default, ("replicate", "shard", "schedule", "pp"))
+    together = others.micro_batch * max(1, replicate) * max(1, shard)  # -1: the ranks that are left, not known here
+    yield from sequence_errors(others.tokens_per_step, others.sequence_length, together, schedule, pp)
+
+
+def _world_errors(
+    parallel: ParallelConfig, world: int, others: OtherSettings, are_sequences_whole: bool
+) -> Iterator[UserError]:
     try:
         layout = parallel.layout(world)
     except UserError as error:
@@ -117,14 +131,8 @@ def _world_errors(parallel: ParallelConfig, world: int, others: OtherSettings) -
         return
     if parallel.zero_stage:  # zero 0 has no experts over ranks at all
         yield from expert_rank_errors(layout.expert, layout.shard, layout.context)
-    if others.adds_in_bf16 and world > 1:
-        yield UserError(
-            f"precision.gradients=bf16 on {world} ranks",
-            "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
-            "remove precision.gradients (a run goes on without it by 'run.accept_drift=[precision.gradients]'); "
-            "precision.reduce=bf16 halves what is sent",
-        )
-    if others.tokens_per_step is not None and others.sequence_length is not None:
+    yield from gradient_errors(world, others.adds_in_bf16)
+    if others.tokens_per_step is not None and others.sequence_length is not None and are_sequences_whole:
         batch = (others.tokens_per_step, others.sequence_length, others.micro_batch)
         more = (others.is_micro_batch_auto, others.sequences_per_sample)
         yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp, *more)

@@ -1,6 +1,6 @@
 """Settings of `parallel` that contradict each other, or change nothing beside the others. No torch.
 
-What depends on the number of ranks alone (`shard: -1` on one rank) is not refused: one recipe runs on one rank and on many.
+What changes nothing on some number of ranks (`shard: -1` on one) is not refused: one recipe runs on one rank and on many.
 """
 
 from collections.abc import Iterator
@@ -82,6 +82,17 @@ def fp8_errors(parallel: ParallelConfig, policy: str) -> Iterator[UserError]:
             f"parallel.schedule={parallel.schedule} with precision.policy=fp8",
             "a product in fp8 computes both of its gradients at once; this schedule computes them apart",
             "use parallel.schedule=1f1b, or precision.policy=bf16",
+        )
+
+
+def gradient_errors(world: int, adds_in_bf16: bool) -> Iterator[UserError]:
+    """Gradients that are added up in bf16 where ranks sum them."""
+    if adds_in_bf16 and world > 1:
+        yield UserError(
+            f"precision.gradients=bf16 on {world} ranks",
+            "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
+            "remove precision.gradients (a run goes on without it by 'run.accept_drift=[precision.gradients]'); "
+            "precision.reduce=bf16 halves what is sent",
         )
 
 
