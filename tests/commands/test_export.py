@@ -1,6 +1,7 @@
 """An export is what transformers loads, with the same numbers; nothing is overwritten."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -16,10 +17,13 @@ from windlass.errors import UserError
 from windlass.training.open_saved import open_saved
 
 
-def test_an_export_loads_in_transformers_with_the_same_logits_and_text(run, exported):
+def test_an_export_loads_in_transformers_with_the_same_logits_and_text(run, exported, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert exported.directory == run / "export" and exported.largest_difference <= 1e-5
+    (block,) = re.findall("```python\n(.*?)```", (exported.directory / "README.md").read_text(), re.S)
+    exec(block.replace("PATH OR NAME", str(exported.directory)), {})
+    assert capsys.readouterr().out.startswith("A text begins")
     theirs = AutoModelForCausalLM.from_pretrained(exported.directory)
     tokenizer = AutoTokenizer.from_pretrained(exported.directory)
     saved = open_saved(run)

@@ -287,14 +287,17 @@ def printed_by(monkeypatch, capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_a_terminal_marks_where_the_model_begins_and_json_is_plain(chatting, monkeypatch, capsys):
+def test_a_terminal_marks_where_the_model_begins_and_json_is_plain(run, chatting, monkeypatch, capsys):
     pull = open_tokenizer(chatting)[0].encode(" pull").ids
     monkeypatch.setattr(of_generate, "sample", lambda _saved, prompts, *_: [pull for _ in prompts])
     asked = (chatting, "--prompt", "a rope", "--prompt", "deck")
     assert printed_by(monkeypatch, capsys, *asked) == "---\na rope pull\n---\ndeck pull\n"
-    lines = printed_by(monkeypatch, capsys, *asked, "--json").splitlines()
+    lines = printed_by(monkeypatch, capsys, *asked, "--json").splitlines()  # a directory of Hugging Face has no steps
     expected = [{"step": None, "prompt": prompt, "text": " pull"} for prompt in ("a rope", "deck")]
     assert list(map(json.loads, lines)) == expected
+    steps = [json.loads(printed_by(monkeypatch, capsys, *at, "--prompt", "a rope", "--json"))["step"]
+             for at in ((run,), (run, "--step", "10"), (run / "checkpoints" / "step-00000010",))]  # fmt: skip
+    assert steps == [10, 10, 10]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert printed_by(monkeypatch, capsys, *asked) == "---\na rope => pull\n---\ndeck => pull\n"
     assert printed_by(monkeypatch, capsys, *asked[:3], "--chat") == "a rope\n=>  pull\n"

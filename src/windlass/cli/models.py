@@ -95,6 +95,7 @@ def generate(
     from windlass.commands.generate import Sampling, converse
     from windlass.commands.generate import generate as write
     from windlass.commands.prompts import read_prompts
+    from windlass.training.open_saved import step_in
 
     steps: list[int | None] = [*step] if step else [None]
     sampling = Sampling(max_tokens, temperature, top_p, seed)
@@ -112,6 +113,7 @@ def generate(
     given = given or [""]
     for at in steps:
         texts = write(path, given, sampling, step=at, chat=chat, cut_prompt=cut_prompt, record=record, base=base)
+        at = step_in(path, at)
         for one, text in zip(given, texts):
             shown = _shown_text(one, text, chat)
             if len(steps) > 1 or len(given) > 1:

@@ -96,6 +96,11 @@ def generate(
         asked = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
         texts = writer.answer(asked, sampling)
     else:
+        if saved.has_learned_answers:
+            say(
+                "this model has learned answers: --chat asks it in its chat template; here it continues text",
+                sys.stderr,
+            )
         tokenizer, eos_id = tokenizer_of(saved)
         given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
         if cut_prompt:

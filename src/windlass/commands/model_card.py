@@ -32,6 +32,13 @@ SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
 IN_LLAMA_CPP: Final = frozenset(["llama", "mistral", "mixtral", "qwen3", "granite", "olmo2", "smollm3", "starcoder2"])
 """Families whose GGUF was seen to continue a text as transformers does: docs/howto/serve.md says how."""
 PLACE: Final = '"PATH OR NAME"'
+CONTINUE: Final = """\
+ids = tokenizer("A text begins", return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=50)[0]))"""
+ANSWER: Final = """\
+asked = [{"role": "user", "content": "A question?"}]
+ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=50)[0, ids["input_ids"].shape[1] :]))"""
 
 
 def write_card(
@@ -46,6 +53,7 @@ def write_card(
     facts = {
         "front_matter": yaml.safe_dump(front_matter(saved, is_adapter), sort_keys=False, allow_unicode=True),
         "base": saved.trainer_state["base"]["from"] if is_adapter else None,
+        "ask": ANSWER if saved.has_learned_answers else CONTINUE,
         "config_file": CONFIG if is_adapter else "config.json",
         "title": _title(saved),
         "architecture": f"A {architecture.family} model",

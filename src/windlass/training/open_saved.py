@@ -23,7 +23,7 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
-from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE, step_name
+from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE, step_name, step_of
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.verify import Checkpoint
@@ -57,6 +57,12 @@ class Saved:
     adapter: Adapter | None = None
     base: Path | None = None
     """With an adapter: where its frozen base is read from."""
+
+    @property
+    def has_learned_answers(self) -> bool:
+        """Whether its run learned conversations or pairs, which its tokenizer's chat template writes."""
+        sources = self.trainer_state.get("config", {}).get("data", {}).get("sources", ())
+        return any(source.get("format") in ("chat", "preference") for source in sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +101,13 @@ def find_checkpoint(path: Path, step: int | None) -> Path:
     if step not in steps:
         raise _no_step(path, step, steps)
     return path / "checkpoints" / step_name(step)
+
+
+def step_in(path: Path, step: int | None) -> int | None:
+    """The step of the checkpoint that `find_saved` reads; None for the directories of Hugging Face and PEFT."""
+    if step is not None or any((path / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+        return step
+    return step_of(find_checkpoint(path, None).name)
 
 
 def _no_step(path: Path, step: int, steps: Sequence[int]) -> UserError:

@@ -1,6 +1,7 @@
 """A pretraining run on conversations: only answers count, and the lint before step 0 has nothing to say."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from torch.nn.functional import cross_entropy
 from tests import tiny
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
 from windlass.commands.evaluate import evaluate
+from windlass.commands.export import export
+from windlass.commands.generate import generate
 from windlass.config import RunConfig
 from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
@@ -61,6 +64,21 @@ def test_a_run_learns_answers_alone(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "of conversations only answers are learned" in out
     assert "warning" not in out
+
+
+def test_a_model_that_has_learned_answers_is_asked_in_its_template_by_card_and_command(tmp_path, capsys):
+    config = chat_recipe(tmp_path)
+    train(config)
+    exported = export(config.run.directory).directory
+    (block,) = re.findall("```python\n(.*?)```", (exported / "README.md").read_text(), re.S)
+    assert "apply_chat_template" in block
+    capsys.readouterr()
+    exec(block.replace("PATH OR NAME", str(exported)), {})
+    assert capsys.readouterr().out.endswith("\n")
+    generate(config.run.directory, ["rope"])
+    assert capsys.readouterr().err.count("this model has learned answers: --chat asks it") == 1
+    generate(config.run.directory, ["rope"], chat=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_learns_answers_by_their_weights(tmp_path):
