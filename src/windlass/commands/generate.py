@@ -96,25 +96,26 @@ def generate(
         asked = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
         texts = writer.answer(asked, sampling)
     else:
-        if saved.has_learned_answers:
-            say(
-                "this model has learned answers: --chat asks it in its chat template; here it continues text",
-                sys.stderr,
-            )
-        tokenizer, eos_id = tokenizer_of(saved)
-        given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
-        if cut_prompt:
-            room = room_of(saved, sampling)
-            for ids in (ids for ids in given if len(ids) > room):
-                say(f"a prompt of {len(ids)} tokens is cut to its last {room}", sys.stderr)
-                del ids[:-room]
-        texts = [tokenizer.decode(ids) for ids in sample(saved, given, ends_of(saved.architecture, eos_id), sampling)]
+        texts = _continued(saved, prompts, sampling, cut_prompt)
     if record:
         assert saved.step is not None, "a run directory has checkpoints"
         log = EventLog(path / "events.jsonl")
         for prompt, text in zip(prompts, texts):
             log.write("sample", saved.step, {"prompt": shown_prompt(prompt), "text": text})
     return texts
+
+
+def _continued(saved: SavedModel, prompts: Sequence[Prompt], sampling: Sampling, cut_prompt: bool) -> list[str]:
+    if saved.has_learned_answers:
+        say("this model has learned answers: --chat asks it in its chat template; here it continues text", sys.stderr)
+    tokenizer, eos_id = tokenizer_of(saved)
+    given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+    if cut_prompt:
+        room = room_of(saved, sampling)
+        for ids in (ids for ids in given if len(ids) > room):
+            say(f"a prompt of {len(ids)} tokens is cut to its last {room}", sys.stderr)
+            del ids[:-room]
+    return [tokenizer.decode(ids) for ids in sample(saved, given, ends_of(saved.architecture, eos_id), sampling)]
 
 
 def converse(
