@@ -10,3 +10,13 @@ def test_progress_is_logged_while_a_set_is_encoded(corpus, tmp_path, monkeypatch
     lines = []
     prepare(data_config(tmp_path), {}, log=lines.append)
     assert any(line.startswith("train: ") and "/s, " in line and line.endswith(" left") for line in lines)
+
+
+def test_after_the_sets_a_line_says_that_baselines_are_made(corpus, tmp_path):
+    lines = []
+    prepared = prepare(data_config(tmp_path), {}, log=lines.append)
+    assert "gzip" in prepared.baselines
+    of_set, after = (
+        next(n for n, line in enumerate(lines) if line.startswith(start)) for start in ("validation: ", "baselines: ")
+    )
+    assert of_set < after and lines[after].startswith("baselines: what a model must beat on ")

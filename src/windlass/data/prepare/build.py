@@ -179,7 +179,7 @@ def _prepared(
     known: SetTokenizer,
 ) -> Prepared:
     _check_enough(plan, infos["train"])
-    scored = _baselines(selections, infos, directory, known)
+    scored = _baselines(plan.log, selections, infos, directory, known)
     dropped = selections["train"].dropped
     return Prepared(
         directory=directory,
@@ -203,6 +203,7 @@ def _prepared(
 
 
 def _baselines(
+    log: Callable[[str], None],
     selections: Mapping[str, Selection],
     infos: Mapping[str, SetInfo],
     directory: Path,
@@ -220,6 +221,7 @@ def _baselines(
     is_here = all(
         source.stream is None for source in selections["train"].sources
     )  # else there may be more text than the limit allows
+    log(f"baselines: what a model must beat on {format_bytes(infos['validation'].bytes)} of validation")
     primes = is_here and infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
     train = "".join(selections["train"].texts()).encode() if primes else b""
     directories = (directory / "train", directory / "validation")
