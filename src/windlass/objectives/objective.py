@@ -24,5 +24,10 @@ class Objective(Protocol):
         ...
 
 
+def is_ours(objective: Objective, unit: str) -> bool:
+    """Whether it is windlass's objective that counts `unit`, and not one that a script brings."""
+    return type(objective) is {"targets": Pretrain, "pairs": Preference}[unit]
+
+
 def objective_of(config: ObjectiveConfig) -> Objective:
     return Preference(config) if config.kind == "dpo" else Pretrain()

@@ -22,7 +22,7 @@ from windlass.data.stream.ledger import samples_before
 from windlass.errors import EXIT_STOPPED, OutOfSync, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
-from windlass.objectives.objective import Objective
+from windlass.objectives.objective import Objective, is_ours
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
 from windlass.parallel.runtime_checks import Replicas
@@ -176,7 +176,7 @@ class Run:
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
                 total, count, figures = score_set(data, labels_of(self.config, name), self.objective, self.program)
-                self.recorder.validation(step, name, total, count, data.num_bytes, figures)
+                self.recorder.validation(step, name, total, count, data.bytes_of(count), figures)
                 if index == 0:  # what is not finite is no loss to be best by
                     loss = total / count
                     self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
@@ -271,8 +271,8 @@ class Run:
         return files
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        """What the model must beat, where it is scored on the same tokens: on the whole validation set. Pairs have none."""
-        if self.config.objective.unit != "targets" or "validation" not in self.evaluation_sets:
+        """What the model must beat, where it is scored on the same tokens: on the whole validation set, by our own objective."""
+        if not is_ours(self.objective, "targets") or "validation" not in self.evaluation_sets:
             return {}
         scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
         if self.config.data.isolate:

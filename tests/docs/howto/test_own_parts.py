@@ -32,6 +32,9 @@ def test_the_script_trains_with_its_parts_and_resumes(tmp_path):
     assert "saved 4" in printed and re.search(r"learning rate +staircase", printed)
     parts = "objective LaterTokens, source Lowered, schedule staircase, sinks Table"
     (start, *_) = tiny.lines(config.run.directory)
+    assert start["baselines"] == {}, "they are scored on every token, and this objective leaves some out"
+    (*_, scored) = (line for line in tiny.lines(config.run.directory) if line["kind"] == "validation")
+    assert scored["targets"] > 0 and scored["bits_per_byte"] is None
     assert start["derived"]["of the script"] == parts
     longer = config.changed(run=config.run.changed(steps=8, accept_drift=["run.steps"]))
     (tmp_path / "recipe.yaml").write_text(to_yaml(longer))

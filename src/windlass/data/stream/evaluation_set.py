@@ -51,6 +51,10 @@ class EvaluationSet:
     of_sources: list[tuple[int, slice]] = field(default_factory=list)
     """The number of each source that is scored by itself, and its batches."""
 
+    def bytes_of(self, count: float) -> int:
+        """Bytes of the text that was scored; 0, not known, where an objective has left out some of the targets."""
+        return self.num_bytes if count == self.num_targets else 0
+
 
 def evaluation_set(
     source: str | Path | ShardSource,
