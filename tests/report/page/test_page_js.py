@@ -101,12 +101,12 @@ def test_axe_finds_no_fault(browse, run, scheme, width):
 
 @pytest.fixture
 def probe(browse, run):
-    """probe(script, width=1200) -> what the script puts into `found`, inside the page, `width` pixels wide."""
+    """probe(script, width=1200) -> what the script puts into `found`, inside the page or `text`, `width` pixels wide."""
 
-    def probe(script, width=1200, text=None):
+    def probe(script, width=1200, text=None, flags=()):
         inner = POLICY.sub("", text or page_text(run)).replace("</body>", PROBE % script + "</body>")
         outer = f'<p id="found"></p><iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(inner)}"></iframe>'
-        dom, _ = browse(f"<!doctype html><meta charset=utf-8>{outer}", "--window-size=1300,1000")
+        dom, _ = browse(f"<!doctype html><meta charset=utf-8>{outer}", "--window-size=1300,1000", *flags)
         return json.loads(html.unescape(re.search(r'<p id="found">(.*?)</p>', dom, re.S)[1]))
 
     return probe
@@ -187,6 +187,34 @@ def test_of_a_million_lines_nothing_is_requested_and_the_spike_and_the_gap_are_t
     assert 1000 <= len(rows) <= 2100 and max(float(row[-1]) for row in rows if row[-1]) == 99.5
     assert "" in {row[5] for row in rows}, "what was not finite is a gap"
     assert sorted(found["marks"]) == [[332_332, "resumed"], [497_999, "resumed"], [700_000, "not finite"]]
+
+
+@pytest.mark.parametrize("scheme", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_spike_of_one_step_among_thousands_is_a_line_and_usual_noise_is_not(probe, tmp_path, width, scheme):
+    directory = tmp_path / "long"
+    directory.mkdir()
+    with open(directory / "events.jsonl", "w", encoding="utf-8") as file:
+        file.write('{"kind": "start", "time": 1700000000, "step": 0}\n')
+        for step in range(1, 20_001):
+            loss = 50 if step == 7777 else 2 + 0.1 * (step * 7 % 13) / 13
+            file.write(
+                f'{{"kind": "step", "time": {1700000000 + step}, "step": {step}, "loss": {loss}, "tokens": {step * 64}}}\n'
+            )
+    found = probe("""
+      const held = drawn.get("loss"), { toX, toY } = held.seen, scale = window.devicePixelRatio || 1, c = held.canvas;
+      const solid = (x) => { // rows between losses 10 and 45 in which a pixel near x is opaque
+        const from = Math.round(toY(45) * scale), to = Math.round(toY(10) * scale), d = c.getContext("2d");
+        const p = d.getImageData(Math.round((x - 3) * scale), from, Math.round(7 * scale), to - from), rows = new Set();
+        for (let i = 0; i < p.width * p.height; i++) if (p.data[4 * i + 3] > 150) rows.add(Math.floor(i / p.width));
+        return rows.size / p.height; };
+      const curve = held.seen.curves[0], at = curve.high.findIndex((y) => y === 50);
+      found.spike = solid(toX(curve.x[at])); found.beside = solid(toX(curve.x[at]) + (at > curve.x.length / 2 ? -40 : 40));
+      found.buckets = curve.x.length;
+    """, width, page_text(directory), scheme)  # fmt: skip
+    assert found.get("error") is None and found["buckets"] <= 2000
+    assert found["spike"] == 1.0, "opaque from its bucket's lowest value to the spike"
+    assert found["beside"] < 0.1
 
 
 def test_it_requests_nothing(probe):

@@ -8,6 +8,7 @@ const AXES = { step: "steps", tokens: "tokens", time: "time" };
 const STRONG_MARKS = { "resumed": "--c7", "not finite": "--c4", "incident": "--c4", "end": "--c7" };
 const WEAK_MARKS = { "checkpoint": "--c2", "validation": "--c1" };
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]]; // of one run from its ninth line on; several: of a chart with few lines a colour is a run, else a line
+const SPIKE = 8; // a bucket is a spike whose values lie this many times as far apart as usual; our choice
 const drawn = new Map(); // key of a chart -> its elements and what was drawn last
 
 // ---- numbers and words
@@ -174,7 +175,7 @@ function paint(context, chart, width, height, hover) {
     context.strokeStyle = colour("--muted"); context.lineWidth = 1; context.setLineDash([]);
     context.beginPath(); context.moveTo(toX(hover), box.top); context.lineTo(toX(hover), box.bottom); context.stroke();
   }
-  return { curves, scales, box, toX };
+  return { curves, scales, box, toX, toY };
 }
 
 function paintAxes({ context, box, toX, toY }, scales, labels) {
@@ -232,6 +233,7 @@ function paintCurve({ context, toX, toY, isLog }, curve) {
       piece.slice().reverse().forEach((at) => context.lineTo(toX(curve.x[at]), toY(isLog && bottom[at] <= 0 ? top[at] : bottom[at])));
       context.fill();
     }
+    if (!curve.floor) paintSpikes({ context, toX, toY, isLog }, curve, bottom, top);
   }
   const lines = curve.smooth ? [[curve.y, 1, 0.4], [curve.smooth, 2, 1]] : [[curve.y, 1.8, 1]];
   for (const [values, width, alpha] of lines) {
@@ -247,6 +249,15 @@ function paintCurve({ context, toX, toY, isLog }, curve) {
     }
   }
   context.globalAlpha = 1; context.setLineDash([]);
+}
+
+function paintSpikes({ context, toX, toY, isLog }, curve, bottom, top) { // as lines: a shade is thinner than a pixel there
+  const spans = top.map((y, at) => y === null ? 0 : y - bottom[at]), usual = spans.slice().sort((a, b) => a - b)[spans.length >> 1];
+  context.globalAlpha = 0.9; context.lineWidth = 1.5;
+  for (const piece of pieces(curve, top, isLog)) for (const at of piece) if (spans[at] > SPIKE * usual) {
+    const x = toX(curve.x[at]), least = isLog && bottom[at] <= 0 ? curve.y[at] : bottom[at];
+    context.beginPath(); context.moveTo(x, toY(least)); context.lineTo(x, toY(top[at])); context.stroke();
+  }
 }
 
 function paintLevels({ context, box, toY, isLog }, chart) {
