@@ -1,8 +1,8 @@
 """Which code, packages and hosts made a checkpoint: enough to find the very lines again, nothing that is secret.
 
 Written: the commit, branch and uncommitted diff of the repository that the command was started in (the user's code),
-names of untracked files, the command line, Python, platform, installed packages, hosts. Not written: environment
-variables, addresses of repositories and indices (they may hold credentials), the values of arguments whose name marks
+names of untracked files, the command line, parts of a script, Python, platform, installed packages, hosts. Not written:
+environment variables, addresses of repositories and indices (they may hold credentials), the values of arguments whose name marks
 them as secret, and the secrets of URLs, in arguments and in the diff. All of it is data for people; nothing in it is
 ever executed or loaded.
 """
@@ -13,11 +13,14 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from windlass.safe_text import redacted
 
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_DIFF_BYTES = 1 << 20
 MAX_UNTRACKED = 200
 GIT_TIMEOUT_S = 20
@@ -27,15 +30,22 @@ _SECRET = re.compile(r"(^|[._-])(token|secret|password|passwd|key|credentials?)$
 
 
 def collect_provenance(
-    argv: list[str], hosts: list[str], directory: Path | None = None, *, is_written: bool = True
+    argv: list[str],
+    hosts: list[str],
+    directory: Path | None = None,
+    *,
+    parts: Mapping[str, str] = NONE,
+    is_written: bool = True,
 ) -> dict[str, Any]:
-    """A JSON dict. `hosts`: one name per rank or node, as the caller likes. `directory`: the user's code, else cwd.
-    Empty on a rank whose record is not written: it would cost each rank half a second."""
+    """A JSON dict. `hosts`: one name per rank or node, as the caller likes. `directory`: the user's code, else cwd. `parts`: what
+    a script trains with in place of windlass's, by kind. Empty on a rank whose record is not written: it would cost each rank
+    half a second."""
     if not is_written:
         return {}
     return {
         "argv": redact(argv),
         "hosts": hosts,
+        "parts": dict(parts),
         "platform": platform.platform(),
         "python": sys.version,
         "packages": packages(),

@@ -7,6 +7,7 @@ It gives the number of hosts, and not their names.
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,7 +59,7 @@ def write_card(
         "title": _title(saved),
         "architecture": f"A {architecture.family} model",
         "parameters": f"{count_parameters(architecture):,} ({format_count(count_parameters(architecture))})",
-        "training": _training(config),
+        "training": _training(config, _record(saved).get("parts", {})),
         "vocabulary": f"Its vocabulary has {architecture.vocab_size:,} tokens.",
         "serving": serving(saved, is_adapter),
         "provenance": provenance(saved, dtype, command),
@@ -178,6 +179,8 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
             "trained by": f"`{_command(record.get('argv', []))}`",
         }
+        if parts := record.get("parts"):
+            rows["of the script"] = ", ".join(f"{kind} `{name}`" for kind, name in parts.items())
         base = state["config"]["model"]
         if base.get("from") is not None:
             rows["base model"] = base["from"] + (f" at commit `{base['commit']}`" if base.get("commit") else "")
@@ -212,11 +215,14 @@ def _title(saved: SavedModel) -> str:
     return saved.directory.parent.parent.name if saved.step is not None else saved.directory.name
 
 
-def _training(config: dict[str, Any]) -> str:
+def _training(config: dict[str, Any], parts: Mapping[str, str]) -> str:
     if not config:
         return "converted from a Hugging Face directory"
     base = config["model"].get("from")
     begun = f"that began from {base}" if base else "trained from random weights"
     adapter = config["adapter"]
     beside = f", as LoRA factors of rank {adapter['rank']} beside it" if adapter["kind"] == "lora" else ""
-    return f"{begun} by the objective `{config['objective']['kind']}`{beside}"
+    objective = f"the objective `{config['objective']['kind']}`"
+    if "objective" in parts:
+        objective = f"a script's objective `{parts['objective']}`"
+    return f"{begun} by {objective}{beside}"

@@ -84,7 +84,7 @@ def _make(resolved: Resolved, runtime: Runtime, hooks: BuildHooks, own: OwnParts
         checkpoints=checkpoints,
         mirror=mirror,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
+        provenance=collect_provenance(sys.argv, runtime.hosts(), parts=own.names(), is_written=runtime.rank == 0),
         base=base,
         base_files=with_scores_kept(files, reference),
         start_step=start.step,

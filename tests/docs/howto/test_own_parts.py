@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests import tiny
-from windlass import UserError, load_recipe
+from windlass import UserError, export, load_recipe
 from windlass.config import to_yaml
 
 PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "own-parts.md").read_text()
@@ -36,6 +36,9 @@ def test_the_script_trains_with_its_parts_and_resumes(tmp_path):
     (*_, scored) = (line for line in tiny.lines(config.run.directory) if line["kind"] == "validation")
     assert scored["targets"] > 0 and scored["bits_per_byte"] is None
     assert start["derived"]["of the script"] == parts
+    card = (export(config.run.directory).directory / "README.md").read_text()
+    assert "trained from random weights by a script's objective `LaterTokens`." in card
+    assert "| of the script | objective `LaterTokens`, source `Lowered`, schedule `staircase`, sinks `Table` |" in card
     longer = config.changed(run=config.run.changed(steps=8, accept_drift=["run.steps"]))
     (tmp_path / "recipe.yaml").write_text(to_yaml(longer))
     run_script(tmp_path)
