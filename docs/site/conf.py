@@ -1,4 +1,4 @@
-"""The site of docs/, for Sphinx: `make site`. Its navigation is the tables of index.md, in their order."""
+"""The site of docs/, for Sphinx: `make docs`. Its navigation is the tables of index.md, in their order."""
 
 import re
 

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from windlass.config import RunConfig
 from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
+from windlass.model.families.presets import PRESETS
 from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
 from windlass.settings import COUNTS, Settings
 
@@ -115,19 +116,32 @@ def _of_families(path: str) -> Iterator[list[str]]:
 
 
 def schema() -> dict[str, Any]:
-    """A JSON Schema of recipes, by which an editor completes and checks keys; the fields of all families are keys of `model`. It
-    has names, types and limits: rules between keys are checked when a recipe is loaded."""
+    """A JSON Schema of recipes, by which an editor completes and checks keys; the fields of a family are keys of `model`, of
+    another family's not. It has names, types and limits: rules between keys are checked when a recipe is loaded."""
     found = RunConfig.model_json_schema(by_alias=True)
     model = found["$defs"]["ModelConfig"]["properties"]
     del model["hub_cache"]  # filled in from `hub`
-    for family in FAMILIES.values():
-        for name, field in family.model_json_schema()["properties"].items():
+    model["preset"]["anyOf"][0] = {"enum": [*PRESETS]}
+    model["family"]["anyOf"].insert(0, {"enum": [*FAMILIES]})  # besides any text, for the family of a script
+    own, of_families = [*model], {name: family.model_json_schema()["properties"] for name, family in FAMILIES.items()}
+    for fields in of_families.values():
+        for name, field in fields.items():
             kinds = field.get("anyOf") or [
                 {key: value for key, value in field.items() if key in ("type", "enum", "const")}
             ]
             known = model.setdefault(name, {"anyOf": [{"type": "null"}], "description": field.get("description", "")})
             known["anyOf"] += [kind for kind in kinds if kind not in known["anyOf"]]
+    found["$defs"]["ModelConfig"]["allOf"] = [
+        _only_where_family({"enum": [None]}, [], [*model]),
+        *(_only_where_family({"const": name}, ["family"], [*own, *fields]) for name, fields in of_families.items()),
+    ]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A windlass recipe", **found}
+
+
+def _only_where_family(family: dict[str, Any], required: list[str], names: list[str]) -> dict[str, Any]:
+    """That `model` has no other keys than `names`, where its family is this one; required []: or where none is given."""
+    given = {"properties": {"family": family}, "required": required}
+    return {"if": given, "then": {"propertyNames": {"enum": sorted({*names})}}}
 
 
 def _lines(section: Section, key: Key) -> list[str]:

@@ -449,7 +449,17 @@ def test_the_runs_below_a_directory_are_a_table_or_objects(tmp_path, call):
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("windlass st", ["status", "stacks"]), ("windlass train demo optim.warm", ["optim.warmup_steps="])],
+    [
+        ("windlass st", ["status", "stacks"]),
+        ("windlass train demo optim.warm", ["optim.warmup_steps="]),
+        ("windlass train demo optim.schedule=co", ["optim.schedule=cosine", "optim.schedule=constant"]),
+        ("windlass train demo optim.schedule =", ["cosine", "wsd", "linear", "constant"]),  # as bash splits it
+        ("windlass train demo optim.schedule = l", ["linear"]),
+        ("windlass train demo = l", []),
+        ("windlass keys data.tokenizer.tra", ["data.tokenizer.train"]),
+        ("windlass keys ada", ["adapter"]),
+        ("windlass sync RUN --to w", ["wandb"]),
+    ],
 )
 def test_the_shell_completes_commands_and_keys(words, found):
     typed = {"_WINDLASS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

@@ -19,7 +19,8 @@ def files():
     folders = [
         path for name in ("docs", "src", "scripts", "recipes", "benchmarks") for path in (ROOT / name).rglob("*")
     ]
-    for path in [*folders, *ROOT.glob("*"), ROOT / ".ci" / "run"]:
+    named = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Containerfile", "Makefile", "pyproject.toml", ".ci/run")
+    for path in [*folders, *(ROOT / name for name in named)]:
         if path.is_file() and path.suffix not in (".pyc", ".png", ".svg"):
             yield path
 

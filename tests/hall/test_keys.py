@@ -119,12 +119,22 @@ def test_the_schema_takes_a_resolved_recipe_with_fields_of_a_family_and_null(tmp
         ("adapter", "rank", 0),
         ("parallel", "zero", 4),
         ("model", "hidden_size", []),
+        ("model", "hiden_size", 64),
+        ("model", "n_layer", 3),  # of gpt2, and the recipe's family is qwen3
+        ("model", "preset", "nope"),
     ],
 )
 def test_the_schema_refuses_what_a_recipe_may_not_have(tmp_path, section, key, value):
     recipe = json.loads(tiny.recipe(tmp_path).model_dump_json(by_alias=True, exclude_none=True))
     recipe[section][key] = value
     assert errors_of(recipe), (section, key)
+
+
+def test_the_schema_takes_a_family_of_a_script_and_fields_beside_a_preset(tmp_path):
+    recipe = json.loads(tiny.recipe(tmp_path).model_dump_json(by_alias=True, exclude_none=True))
+    assert errors_of(recipe | {"model": {"family": "house", "width": 32}}) == []
+    assert errors_of(recipe | {"model": {"preset": "gpt2-124m", "n_layer": 3}}) == []
+    assert errors_of(recipe | {"model": {"preset": "gpt2-124m", "n_leyer": 3}})
 
 
 def test_the_file_in_docs_is_the_schema():

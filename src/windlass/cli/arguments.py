@@ -1,6 +1,7 @@
 """What several commands take and do: arguments with their help, lines printed and read as they come."""
 
 import contextlib
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
@@ -67,12 +68,36 @@ Recipe = Annotated[
 ]
 
 
-def complete_key(begun: str) -> list[str]:
-    """The keys of a recipe that go on from what was typed, for the shell."""
+def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The keys of a recipe that go on from what was typed; behind a key's `=` the words that it takes."""
+    types, before = _types_of_keys(), ["", "", *(ctx.params.get("overrides") or [])]
+    key, equals, begun = incomplete.partition("=")
+    given = key + equals
+    if before[-1] == "=":  # bash splits words at `=`: `key = begun`
+        key, equals, begun, given = before[-2], "=", incomplete, ""
+    elif not incomplete and before[-1] in types:  # `key =`, whose `=` typer leaves out
+        key, equals, given = before[-1], "=", ""
+    if not equals:
+        return [f"{name}=" for name in types if name.startswith(incomplete)]
+    words = re.findall(r"`([\w.-]+)`", types.get(key, ""))  # as `windlass keys` has them
+    return [f"{given}{word}" for word in words if word.startswith(begun)]
+
+
+def complete_section(incomplete: str) -> list[str]:
+    """The sections of a recipe that go on from what was typed, and behind a dot their keys."""
+    keys = list(_types_of_keys())
+    found = keys if "." in incomplete else dict.fromkeys(key.rpartition(".")[0] for key in keys)
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_sink(incomplete: str) -> list[str]:
+    return [word for word in re.findall(r"`(\w+)`", _types_of_keys()["report.sinks"]) if word.startswith(incomplete)]
+
+
+def _types_of_keys() -> dict[str, str]:
     from windlass.keys import sections
 
-    names = [f"{section.path}.{key.name}=" for section in sections() if not section.family for key in section.keys]
-    return [name for name in names if name.startswith(begun)]
+    return {f"{one.path}.{key.name}": key.type for one in sections() if not one.family for key in one.keys}
 
 
 Overrides = Annotated[
@@ -80,7 +105,7 @@ Overrides = Annotated[
     typer.Argument(
         metavar="KEY=VALUE",
         help="Settings that replace the recipe's: run.steps=100",
-        autocompletion=complete_key,
+        autocompletion=complete_override,
         callback=check_overrides,
     ),
 ]

@@ -113,7 +113,7 @@ def generate(
     given = given or [""]
     for at in steps:
         texts = write(path, given, sampling, step=at, chat=chat, cut_prompt=cut_prompt, record=record, base=base)
-        at = step_in(path, at)
+        at = step_in(path, at) if json_lines else at
         for one, text in zip(given, texts):
             shown = _shown_text(one, text, chat)
             if len(steps) > 1 or len(given) > 1:

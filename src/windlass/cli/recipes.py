@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import print_lines
+from windlass.cli.arguments import complete_section, print_lines
 from windlass.safe_text import say
 
 
@@ -66,7 +66,10 @@ def import_file(
 
 def keys(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A section, or a key. Default: all sections.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A section, or a key. Default: all sections.", autocompletion=complete_section
+        ),
     ] = None,
 ) -> None:
     """What the keys of a recipe are: type, default and meaning, such as `windlass keys optim`."""

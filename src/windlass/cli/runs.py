@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import Overrides, Recipe, RunDirectory, check_runs, print_lines
+from windlass.cli.arguments import Overrides, Recipe, RunDirectory, check_runs, complete_sink, print_lines
 from windlass.errors import UserError
 from windlass.safe_text import say
 
@@ -121,7 +121,12 @@ def report(
 def sync(
     run: RunDirectory,
     to: Annotated[
-        list[str] | None, typer.Option(metavar="SINK", help="tensorboard, wandb or trackio. Default: the recipe's.")
+        list[str] | None,
+        typer.Option(
+            metavar="SINK",
+            help="tensorboard, wandb or trackio. Default: the recipe's.",
+            autocompletion=complete_sink,
+        ),
     ] = None,
     project: Annotated[str | None, typer.Option(help="Of wandb and trackio. Default: the recipe's.")] = None,
     is_followed: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,

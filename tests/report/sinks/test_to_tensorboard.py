@@ -35,4 +35,4 @@ def test_a_run_and_its_resume_are_one_curve(tmp_path):
     assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [value for _, value in found["train/loss"]] == pytest.approx([loss for loss, _ in logged.values()], rel=1e-6)
     events = [line for line in tiny.lines(tmp_path / "run") if line["kind"] == "validation"]
-    assert [step for step, _ in found["validation/validation/loss"]] == sorted({line["step"] for line in events})
+    assert [step for step, _ in found["validation/loss"]] == sorted({line["step"] for line in events})

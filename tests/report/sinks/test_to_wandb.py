@@ -123,7 +123,7 @@ def test_wandb_itself_reads_a_run_and_its_resume_back_as_one_run(tmp_path, monke
     for line in tiny.lines(config.run.directory):
         if line["kind"] in ("step", "validation"):
             first.setdefault((line["kind"], line["step"]), line["loss"])
-    for kind, name in (("step", "train/loss"), ("validation", "validation/validation/loss")):
+    for kind, name in (("step", "train/loss"), ("validation", "validation/loss")):
         assert [(line["step"], line[name]) for line in read if name in line] == sorted(
             (step, loss) for (one, step), loss in first.items() if one == kind
         )

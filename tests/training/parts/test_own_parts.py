@@ -36,7 +36,7 @@ def test_a_sink_and_a_listener_that_raise_end_no_run(base, capsys):
     assert seen == ["start"] and [line["kind"] for line in tiny.lines(config.run.directory)][-1] == "end"
 
 
-@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), "fast", None])
 def test_a_schedule_that_gives_no_rate_is_refused(base, rate):
     def mine(_step, _total):
         return rate

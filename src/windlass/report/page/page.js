@@ -8,7 +8,7 @@ const AXES = { step: "steps", tokens: "tokens", time: "time" };
 const STRONG_MARKS = { "resumed": "--c7", "not finite": "--c4", "incident": "--c4", "end": "--c7" };
 const WEAK_MARKS = { "checkpoint": "--c2", "validation": "--c1" };
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]]; // of one run from its ninth line on; several: of a chart with few lines a colour is a run, else a line
-const SPIKE = 8; // a bucket is a spike whose values lie this many times as far apart as usual; our choice
+const SPIKE = 8; // a bucket is a spike where its range is this many times the usual one; our choice
 const drawn = new Map(); // key of a chart -> its elements and what was drawn last
 
 // ---- numbers and words

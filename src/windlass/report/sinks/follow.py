@@ -25,6 +25,7 @@ SINKS: Final[tuple[SinkName, ...]] = get_args(SinkName)
 EVERY_S: Final = 1.0
 WAITS_S: Final = 60.0  # for the follower of an earlier process of the run, which sends its last lines
 PREFIXES: Final = {"step": "train", "validation": "validation"}
+DEFAULT_SET: Final = "validation"
 UNSENT: Final = {"kind", "time", "step", "name", "non_finite"}
 
 
@@ -111,7 +112,8 @@ class Follower:
             return False  # a damaged line: `windlass report` names it
         if kind not in PREFIXES:
             return False
-        prefix = f"{PREFIXES[kind]}/{event['name']}" if "name" in event else PREFIXES[kind]
+        name = event.get("name", DEFAULT_SET)  # no validation/validation
+        prefix = PREFIXES[kind] if name == DEFAULT_SET else f"{PREFIXES[kind]}/{name}"
         if step <= self._sent.get(prefix, -1):
             return False
         values = dict(numbers_of({key: value for key, value in event.items() if key not in UNSENT}, prefix))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 from windlass.config import RunConfig
 from windlass.data.stream.batch_source import BatchSource
@@ -92,14 +92,14 @@ class OwnParts:
     def _rate(self, step: int, total_steps: int) -> float:
         """Raises UserError for a number that cannot be a learning rate."""
         assert self.schedule is not None
-        rate = float(self.schedule(step, total_steps))
-        if not 0 <= rate < math.inf:
+        rate = self.schedule(step, total_steps)
+        if not isinstance(rate, SupportsFloat) or not 0 <= float(rate) < math.inf:
             raise UserError(
-                f"the schedule {_name(self.schedule)} gives {rate} after {step} of {total_steps} steps",
+                f"the schedule {_name(self.schedule)} gives {rate!r:.80} after {step} of {total_steps} steps",
                 "a learning rate is a number from 0",
                 "correct the function that train(schedule=...) is called with",
             )
-        return rate
+        return float(rate)
 
 
 def _name(part: object) -> str:
