@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windlass.errors import UserError
-from windlass.report.page.serve import serve
+from windlass.report.page.serve import serve_page
 from windlass.report.page.write import write_comparison, write_report
 
 
@@ -26,4 +26,4 @@ def follow(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[
     """Serves the page until a signal comes. Raises UserError."""
     if output is not None:
         raise UserError("--output with --serve", "--serve writes no file", "leave one of the two out")
-    serve(runs, port, say)
+    serve_page(runs, port, say)

@@ -83,7 +83,7 @@ def test_ids_are_those_of_the_parts_with_a_mark_before_each(directory, monkeypat
     expected = []
     for text in TEXTS[:50]:
         for part, behind in middles.parts(text):
-            pieces = [piece for piece, _ in room.pieces(part)]
+            pieces = [piece for piece, _ in room.document_pieces(part)]
             ids = [number for piece in pieces for number in tokenizer.encode(piece).ids]
             expected += [*ids, eos_id if behind is None else behind]
     found = np.concatenate(list(room.encode(TEXTS[:50], 1, directory, 1, middles=middles)))
@@ -102,7 +102,7 @@ def test_a_mark_that_a_document_holds_is_text(directory, is_fast):
     middles = middles_of(FillInMiddleConfig(), [directory / "tokenizer.json"])
     assert middles.prefix_id in tokenizer.encode(text).ids
     for share in (1e-9, 1.0):
-        (batch,) = room.batches([text, "plain"], None, middles._replace(share=share))
+        (batch,) = room.piece_batches([text, "plain"], None, middles._replace(share=share))
         found = room.Encoder(directory, is_fast, middles)(batch)
         counts = Counter(found.tolist())
         assert counts[eos_id] == 2 and [counts[mark] for mark in middles.ids] == [2 * (share == 1.0)] * 3

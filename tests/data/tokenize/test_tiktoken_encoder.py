@@ -54,7 +54,7 @@ def test_it_is_used_and_says_so(directory):
     assert fast_encoder(directory, TEXTS, said.append)
     assert "encoded by tiktoken, the same ids as the tokenizer's on " in said[0]
     with encoding.Workers(1, encoding.Encoder, directory, True) as workers:
-        fast = np.concatenate(list(workers.map(encoding.batches(TEXTS))))
+        fast = np.concatenate(list(workers.map(encoding.piece_batches(TEXTS))))
     assert fast.tolist() == np.concatenate(list(encoding.encode(TEXTS, 1, directory, 1))).tolist()
     assert fast.tolist() == np.concatenate(list(encoding.encode(TEXTS, 1, directory, 1, True))).tolist()
 

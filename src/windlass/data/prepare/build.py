@@ -24,7 +24,7 @@ from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, workers_write_all, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, most_workers, workers_write_all, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
@@ -33,7 +33,7 @@ from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.fill_in_middle import middles_of
-from windlass.data.tokenize.pool import TaskRunner, pieces
+from windlass.data.tokenize.pool import TaskRunner, document_pieces
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, counted, format_bytes, format_duration
@@ -72,7 +72,7 @@ def _log_corpus(plan: PreparePlan) -> None:
 def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | None = None) -> Prepared:
     """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill; `kept`: sources whose shards are
     there. Raises UserError."""
-    with TaskRunner(num_workers(plan.config)) as runner:
+    with TaskRunner(most_workers(plan.config)) as runner:
         selections, amounts, chunked = choose(plan, work, runner)
         num_bytes = sum(total_of(found).bytes for found in amounts.values())
         check_room(temporary, num_bytes, keeps_ids=not workers_write_all(plan.config, selections.values(), chunked))
@@ -98,7 +98,7 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     """The same in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
     plan is continued, anything else replaced; then `begun` is called. Raises UserError."""
     beat = journal.Beat()
-    with journal.beating(directory), TaskRunner(num_workers(plan.config)) as runner:
+    with journal.beating(directory), TaskRunner(most_workers(plan.config)) as runner:
         selections, amounts, _ = choose(plan, work, runner, beat.tick)
         _log_corpus(plan)
         goes_on = _goes_on(plan, directory)
@@ -252,7 +252,7 @@ def _train_tokenizer(
                 logged_s = time.monotonic()
                 log(f"tokenizer: documents read: {num_documents:,}, {format_bytes(num_bytes)} of about {size}")
             for text in texts_of_pair(document) if is_pairs else [document]:
-                for piece, _ in pieces(text):
+                for piece, _ in document_pieces(text):
                     encoded = piece.encode()
                     if xxhash.xxh64_intdigest(encoded, seed=1) < border:
                         num_bytes += len(encoded)

@@ -193,7 +193,9 @@ class _SetOfChunk:
         self._num_kept, self._number = self._num_kept - num_kept, self._number + num_kept
         self.parts.sizes.extend(len(text.encode()) for text in texts)
         rows_or_texts = (
-            encode_rows.batches(texts, self._number) if self._is_rows else pool.batches(texts, None, self._middles)
+            encode_rows.row_batches(texts, self._number)
+            if self._is_rows
+            else pool.piece_batches(texts, None, self._middles)
         )
         for batch in rows_or_texts:
             self.parts.add(self._encoder(batch))

@@ -24,11 +24,11 @@ from windlass.data.prepare.build import set_tokenizer
 from windlass.data.prepare.chunked_sets import Settings
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import (
-    alone,
     check_is_directory,
     check_writable,
     local_directory,
     locked,
+    locked_to_prepare,
     refused_if_full,
     sibling,
 )
@@ -44,7 +44,7 @@ from windlass.data.prepare.part_record import (
 )
 from windlass.data.prepare.plan import COUNTS_NAME, FETCHED_NAME, PreparePlan, choose
 from windlass.data.prepare.prepare import check_may_be_joined, known_hashes, known_path, make_plan, what_is_wrong
-from windlass.data.prepare.write_set import SourceSettings, num_workers
+from windlass.data.prepare.write_set import SourceSettings, most_workers
 from windlass.data.sources.fetch import is_fetched
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.sources.source_files import Source, is_remote
@@ -66,7 +66,11 @@ def prepare_tokenizer(config: DataConfig, sets: Mapping[str, SourceConfig], log:
     if _is_prepared(plan, log):
         return
     check_writable(directory)
-    with alone(directory, log), refused_if_full(directory, work), TaskRunner(num_workers(config)) as runner:
+    with (
+        locked_to_prepare(directory, log),
+        refused_if_full(directory, work),
+        TaskRunner(most_workers(config)) as runner,
+    ):
         open_parts(work, plan.work, plan.date)
         selections, amounts, _ = choose(plan, work, runner)
         tokenizer = sibling(directory, "preparing")  # which the next start removes
@@ -149,7 +153,7 @@ def _make(plan: PreparePlan, part: Part, into: Path, work: Path) -> None:
         return
     if kept_for(work)[0] == plan.work and (work / COUNTS_NAME).is_dir():
         shutil.copytree(work / COUNTS_NAME, into / COUNTS_NAME, dirs_exist_ok=True)
-    with TaskRunner(num_workers(plan.config)) as runner:
+    with TaskRunner(most_workers(plan.config)) as runner:
         selections, amounts, chunked = choose(plan, work, runner, counts=into / COUNTS_NAME)
         shutil.rmtree(into / TOKENIZER_NAME, ignore_errors=True)  # of a start that was killed
         known = set_tokenizer(plan, selections, amounts, into / TOKENIZER_NAME, work)

@@ -16,7 +16,6 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.appended import kept_sources
 from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
-    alone,
     check_apart,
     check_is_directory,
     check_is_no_source,
@@ -24,6 +23,7 @@ from windlass.data.prepare.directory import (
     has_leftovers,
     kept_work,
     local_directory,
+    locked_to_prepare,
     refused_if_full,
     replaced,
     sibling,
@@ -95,7 +95,7 @@ def prepare(
         log(f"{where} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     check_writable(directory)
-    with alone(directory, log):
+    with locked_to_prepare(directory, log):
         wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
             _look_at_parts(parts, is_join, directory, log)
@@ -192,7 +192,8 @@ def check_may_be_joined(config: DataConfig) -> None:
 
 
 def _delete_parts(directory: Path) -> None:
-    """Renamed first, since the next join would refuse some of them alone; `alone` deletes what is left of that name."""
+    """Renamed first, since the next join would refuse some of them alone; `locked_to_prepare` deletes what is left of that
+    name."""
     parts = parts_of(directory)
     if parts.is_symlink():  # to a larger disk
         target = parts.resolve()

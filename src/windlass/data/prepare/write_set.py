@@ -205,7 +205,7 @@ def _encode(
     texts: Iterable[str], settings: "SourceSettings", amount: Amount, at_once: int | None, name: str
 ) -> Iterator[Any]:
     """at_once: about how many characters to encode at once."""
-    found, num_cores = settings.of_set(name), num_workers(settings.config)
+    found, num_cores = settings.of_set(name), most_workers(settings.config)
     if isinstance(found, TextSettings):
         return encode(texts, amount.bytes, found.tokenizer_directory, num_cores, found.is_fast, at_once, found.middles)
     return encode_rows(texts, found, amount.bytes, num_cores)
@@ -237,7 +237,7 @@ class SourceSettings(NamedTuple):
         return [] if middles is None else middles.ids
 
 
-def num_workers(config: DataConfig) -> int:
+def most_workers(config: DataConfig) -> int:
     """Processes that encode, at most."""
     return config.workers or min(usable_cores(), MOST_WORKERS)
 

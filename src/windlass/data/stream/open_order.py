@@ -18,7 +18,7 @@ from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.ledger import fingerprint
 from windlass.data.stream.loader import BatchCut, StreamOrder
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread_over_lanes
 from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -134,7 +134,7 @@ def _lane_shares(opening: Opening, digests: Sequence[str]) -> LaneShares:
     if found is not kept:
         _log_change(opening, position, given_JK.sum(0).tolist())
     if kept_lanes != lanes:
-        return LaneShares(found.from_(position), lanes, block, spread(given_JK.sum(0), lanes))
+        return LaneShares(found.from_(position), lanes, block, spread_over_lanes(given_JK.sum(0), lanes))
     return LaneShares(found.from_(position), lanes, kept_block, given_JK.tolist())
 
 

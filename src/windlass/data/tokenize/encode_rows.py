@@ -102,14 +102,14 @@ class RowEncoder:
         return found
 
 
-def num_workers(num_bytes: int, num_cores: int) -> int:
+def num_row_workers(num_bytes: int, num_cores: int) -> int:
     """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
     return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
 
 
-def batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:
+def row_batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:
     """`first`: the number of the first text; it names those that know no place."""
     batch: list[Named] = []
     num_chars = 0
@@ -130,9 +130,9 @@ def encode_rows(
 
     num_bytes: about how much text there is; decides how many workers to start. Raises UserError.
     """
-    count = num_workers(num_bytes, num_cores)
+    count = num_row_workers(num_bytes, num_cores)
     if count == 0:
-        yield from map(RowEncoder(settings), batches(texts))
+        yield from map(RowEncoder(settings), row_batches(texts))
         return
     with Workers(count, RowEncoder, settings) as workers:
-        yield from workers.map(batches(texts))
+        yield from workers.map(row_batches(texts))

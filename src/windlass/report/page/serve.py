@@ -76,7 +76,7 @@ def open_server(live: Live, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     return server, f"http://{HOST}:{server.server_port}/{token}/"
 
 
-def serve(directories: Sequence[Path], port: int, say: Callable[[str], None]) -> None:
+def serve_page(directories: Sequence[Path], port: int, say: Callable[[str], None]) -> None:
     """Serves the page until Ctrl-C or another signal. Raises UserError before it begins."""
     server, address = open_server(Live(directories), port)
     with server:

@@ -23,7 +23,7 @@ from windlass.errors import UserError
 from windlass.report.page.buckets import MAX_BUCKETS
 from windlass.report.page.charts import Baselines, bits_rows, make_charts
 from windlass.report.page.drawn_data import drawn_data
-from windlass.report.page.history import History, read_history, spread
+from windlass.report.page.history import History, evenly_spread, read_history
 from windlass.report.page.tables import (
     clock,
     differing,
@@ -212,7 +212,7 @@ def _contents_of_one(run: Shown, detail: Detail) -> dict[str, Any]:
         "bits": bits_rows(history, run.levels),
         "ledger": ledger_rows(history.ledger),
         "profile": profile_table(run.directory),
-        "samples": {prompt: spread(texts, MAX_SAMPLES) for prompt, texts in samples},
+        "samples": {prompt: evenly_spread(texts, MAX_SAMPLES) for prompt, texts in samples},
         "facts": [table for table in facts(history.opening) if detail.packages or table[0] != "packages"],
         "settings": run.settings if detail.settings else "",
         "notes": notes if detail.notes else [],

@@ -150,7 +150,7 @@ def follow(follower: Follower, is_over: Callable[[float], bool]) -> int:
 
 
 @contextlib.contextmanager
-def alone(name: str, directory: Path, waits_s: float = WAITS_S) -> Iterator[None]:
+def locked_to_send(name: str, directory: Path, waits_s: float = WAITS_S) -> Iterator[None]:
     """One process sends a run to a sink at a time. Waits for another to end. Raises UserError."""
     folder = directory / "sinks"
     try:
