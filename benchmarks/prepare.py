@@ -70,9 +70,9 @@ def write_corpus(path: Path, num_bytes: int) -> int:
 
 
 def write_tokenizer(directory: Path) -> None:
-    from windlass.data.tokenize.tokenizer import save_trained, train
+    from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 
-    save_trained(train(texts(1), VOCABULARY), directory)
+    save_trained(train_tokenizer(texts(1), VOCABULARY), directory)
 
 
 def run_prepare(corpus: Path, tokenizer: Path, place: Path, *, with_tiktoken: bool) -> dict[str, float]:

@@ -86,10 +86,10 @@ def conversations(words: list[str], num_turns: int, num_bytes: int, characters: 
 def write_tokenizer(words: list[str], directory: Path, template: Path, specials: list[str]) -> None:
     from tokenizers import AddedToken, Tokenizer
 
-    from windlass.data.tokenize.tokenizer import save_trained, train
+    from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 
     chunks = (" ".join(words[at : at + 1000]) for at in range(0, len(words), 1000))
-    save_trained(train(chunks, VOCABULARY), directory)
+    save_trained(train_tokenizer(chunks, VOCABULARY), directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in specials])
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -35,7 +35,7 @@ import windlass.runtime
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import FileEntry
-from windlass.checkpoint.index import pack_boxes, parse_boxes, parse_index, seal_index
+from windlass.checkpoint.index import pack_boxes, parse_boxes, parse_tensor_index, seal_index
 from windlass.checkpoint.manifest import SCHEMA, Manifest, rank_name
 from windlass.checkpoint.save import HeldTensor, choose_writers, held_by, join_held
 from windlass.checkpoint.sealed_json import seal, unseal
@@ -154,7 +154,7 @@ def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32)
         files=entries,
     )  # fmt: skip
     sealed = seal(manifest.model_dump())
-    _, parse_s = timed(lambda: parse_index(index, manifest))
+    _, parse_s = timed(lambda: parse_tensor_index(index, manifest))
     places = pack_boxes(own)
     _, file_parse_s = timed(lambda: parse_boxes(places, 0, rank_name(0), entry.size, saved))
     manifest_s = timed(lambda: Manifest.model_validate(unseal(sealed, "MANIFEST")))[1]

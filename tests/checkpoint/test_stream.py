@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.cases import make_run, make_tensors, save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, read_tensor_index
 from windlass.checkpoint.keep import largest_difference
 from windlass.checkpoint.manifest import rank_header, rank_name
 from windlass.checkpoint.stream import TensorSource, cut
@@ -108,7 +108,7 @@ def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
     data[-3] ^= 4
     path.write_bytes(data)
     checkpoint = Checkpoint.open(directory)
-    tensors = read_index(checkpoint)
+    tensors = read_tensor_index(checkpoint)
     with TensorSource(checkpoint, tensors) as source:
         last = max(
             tensors, key=lambda name: max((source.offset(name, part) for part in tensors[name].parts()), default=0)

@@ -6,7 +6,7 @@ from tests.model.tiny import CASES, hf_model
 from windlass.errors import UserError
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import architecture_from_hf
-from windlass.model.names import Stored, expected_name, names_of, stored_as, stored_shapes
+from windlass.model.names import Stored, expected_name, names_of, stored_shapes, stored_tensor
 from windlass.optim.config import GroupConfig
 from windlass.optim.rules import assign
 
@@ -40,13 +40,15 @@ def test_files_have_exactly_transformers_tensors(family, tied):
 def test_every_family_but_gpt2_keeps_its_names():
     for family in ("llama", "qwen3", "mistral", "qwen2", "smollm3"):
         arch = arch_of(family)
-        assert [stored_as(name, arch) for name in parameter_shapes(arch)] == list(map(Stored, parameter_shapes(arch)))
+        assert [stored_tensor(name, arch) for name in parameter_shapes(arch)] == list(
+            map(Stored, parameter_shapes(arch))
+        )
 
 
 def test_experts_are_stored_one_by_one_and_called_by_one_name():
     arch = arch_of("qwen3_moe")
     name = "model.layers.2.mlp.experts.up_proj.weight"
-    place = stored_as(name, arch)
+    place = stored_tensor(name, arch)
     assert place.names == [f"model.layers.2.mlp.experts.{expert}.up_proj.weight" for expert in range(7)]
     assert names_of(arch)[name] == ("model.layers.2.mlp.experts.*.up_proj.weight",)
     with pytest.raises(UserError) as caught:
@@ -58,12 +60,12 @@ def test_experts_are_stored_one_by_one_and_called_by_one_name():
 
 def test_gpt2s_projections_are_transposed_and_its_queries_keys_and_values_are_one_tensor():
     arch = arch_of("gpt2")
-    place = stored_as("model.layers.2.self_attn.k_proj.weight", arch)
+    place = stored_tensor("model.layers.2.self_attn.k_proj.weight", arch)
     assert place == Stored("transformer.h.2.attn.c_attn.weight", transposed=True, first=48, rows=144)
-    assert stored_as("model.layers.2.self_attn.v_proj.bias", arch) == Stored(
+    assert stored_tensor("model.layers.2.self_attn.v_proj.bias", arch) == Stored(
         "transformer.h.2.attn.c_attn.bias", first=96, rows=144
     )
-    assert stored_as("model.norm.bias", arch) == Stored("transformer.ln_f.bias")
+    assert stored_tensor("model.norm.bias", arch) == Stored("transformer.ln_f.bias")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from windlass.training.base_model import (
     KEPT_CARD,
     KEPT_GENERATION,
     complete_adapter,
-    kept_files,
+    kept_base_files,
     read_base,
 )
 from windlass.training.loop import train
@@ -73,7 +73,7 @@ def test_a_resumed_adapter_is_as_the_run_began_though_its_files_are_gone(tmp_pat
 
 
 def check(checkpoint, directory):
-    assert kept_files(checkpoint)[KEPT_CARD].decode() == CARD.split("#")[0], "the front matter alone"
+    assert kept_base_files(checkpoint)[KEPT_CARD].decode() == CARD.split("#")[0], "the front matter alone"
     said = json.loads((directory / "generation_config.json").read_text())
     assert said["temperature"] == 0.6 and said["do_sample"] is True
     front = yaml.safe_load(FRONT_MATTER.match((directory / "README.md").read_text())[1])

@@ -30,7 +30,7 @@ def published(tmp_path_factory):
 
     base = tmp_path_factory.mktemp("published")
     texts = [path.read_text() for path in sorted(tiny.write_corpus(base / "corpus").iterdir())]
-    room.save_trained(room.train(texts, 300), base / "tokenizer")
+    room.save_trained(room.train_tokenizer(texts, 300), base / "tokenizer")
     hf_model("qwen3", True, vocab_size=300, eos_token_id=256).save_pretrained(base / "model", max_shard_size="200KB")
     files = {path.name: path.read_bytes() for part in ("tokenizer", "model") for path in (base / part).iterdir()}
     return base, {**files, "pytorch_model.bin": b"p", "original/model.safetensors": b"o"}

@@ -10,7 +10,7 @@ from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.status import is_locked
 from windlass.training.left_open import with_steps
-from windlass.training.model_plan import shape_of
+from windlass.training.model_plan import recipe_architecture
 from windlass.training.parts.device_memory import room_of
 from windlass.training.resolve import resolve
 
@@ -46,7 +46,7 @@ def test_nothing_is_left_open_and_the_directory_is_locked(base, prepared):
         assert not is_locked(config.run.directory)
     assert (config.run.steps, config.optim.warmup_steps, config.precision.policy) == (11, 0, "fp32")
     assert trainer_state is None and opened_data.stream == prepared.stream
-    assert plan.architecture == shape_of(config, prepared)
+    assert plan.architecture == recipe_architecture(config, prepared)
     assert any(sentence.startswith("precision.policy=auto: fp32 on ") for sentence in sentences)
 
 

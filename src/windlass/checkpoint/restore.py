@@ -16,7 +16,7 @@ import torch
 from windlass.checkpoint.commit import committed_steps, quarantine, quarantined
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, RankPart
-from windlass.checkpoint.index import SavedTensor, parse_index
+from windlass.checkpoint.index import SavedTensor, parse_tensor_index
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.staging import DTYPES, local_box
@@ -112,7 +112,7 @@ def load_one(
     trainer_state = unseal(offer.trainer_state, TRAINER_STATE).get("trainer_state")
     if not isinstance(trainer_state, dict):
         raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
-    saved = parse_index(offer.index_json, checkpoint.manifest)
+    saved = parse_tensor_index(offer.index_json, checkpoint.manifest)
     tensors = {name: one for name, one in tensors.items() if name in saved or not name.startswith(BEGUN_ANEW)}
 
     def names() -> list[str]:

@@ -182,7 +182,7 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
-def verify(directory: Path) -> list[Problem]:
+def verify_checkpoint(directory: Path) -> list[Problem]:
     """Every byte of a checkpoint against its MANIFEST -> what is wrong; [] means that it is whole."""
     try:
         checkpoint = Checkpoint.open(directory)

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from windlass.commands.data_lint import choose_set, lint_whole, open_data
 from windlass.data.lint.overview import overview
-from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey
+from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey_set
 from windlass.data.prepare.manifest import Prepared
-from windlass.data.sources.bad_rows import in_words
+from windlass.data.sources.bad_rows import bad_rows_in_words
 from windlass.errors import UserError
 from windlass.report.page.data_page import data_page
 from windlass.report.page.write import write_page
@@ -36,7 +36,7 @@ def show(path: str, overrides: list[str], name: str, sample: str, is_plain: bool
     choose_set(prepared, name)
     is_isolated = config is not None and config.data.isolate
     number = sample_number(prepared, name, sample)
-    found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, number, is_isolated)
+    found, read = survey_set(prepared, name, MOST_SAMPLES), read_sample(prepared, name, number, is_isolated)
     console = Console(file=sys.stdout, no_color=is_plain or None, highlight=False, soft_wrap=True)
     is_marked = is_plain or not console.is_terminal or console.no_color
     for line in describe(prepared, found):
@@ -107,7 +107,7 @@ def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
     for title, found in {"bad rows": prepared.bad_rows, "filters": prepared.filtered}.items():
         for use, counts in found.items():
             if use in (name, f"sets.{name}") or (use.startswith("sources.") and is_of_training):
-                yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
+                yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {bad_rows_in_words(counts)}"
     if not is_of_training:
         return
     for use, count in prepared.duplicates.items():

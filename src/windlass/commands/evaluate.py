@@ -19,7 +19,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.safe_text import say
-from windlass.training.base_model import kept_files, kept_scores
+from windlass.training.base_model import kept_base_files, kept_scores
 from windlass.training.left_open import choose_policy, without_missing_fp8
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.parts.open_data import evaluation_sets, labels_of, score_set
@@ -116,7 +116,7 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
             "a pair is scored against the model that a run began with, and only checkpoints record it",
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
-    return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)
+    return kept_scores(saved.trainer_state, kept_base_files(saved.directory), saved.directory)
 
 
 def _check_has_sets(config: RunConfig) -> None:

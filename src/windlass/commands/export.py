@@ -44,7 +44,7 @@ from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
 from windlass.model.hf import GENERATION, SHARD_BYTES, keep_sampling, save_weights
-from windlass.training.base_model import KEPT_GENERATION, kept_files
+from windlass.training.base_model import KEPT_GENERATION, kept_base_files
 from windlass.training.open_saved import SavedModel, open_saved
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -196,7 +196,7 @@ def replace(target: Path, draft: Path) -> None:
 
 def _sampling_of_base(saved: SavedModel) -> bytes | None:
     if saved.step is not None:
-        return kept_files(saved.directory).get(KEPT_GENERATION)
+        return kept_base_files(saved.directory).get(KEPT_GENERATION)
     file = saved.directory / GENERATION
     return file.read_bytes() if file.is_file() else None
 

@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from windlass.commands.prompts import Messages, Prompt, shown_prompt, text_of
+from windlass.commands.prompts import Messages, Prompt, prompt_text, shown_prompt
 from windlass.data.tokenize.chat_template import PROBE, Template
 from windlass.data.tokenize.fitting import LEAST_WORDS
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
@@ -97,7 +97,7 @@ def generate(
         texts = writer.answer(asked, sampling)
     else:
         tokenizer, eos_id = tokenizer_of(saved)
-        given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+        given = [tokenizer.encode(prompt_text(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
         if cut_prompt:
             room = room_of(saved, sampling)
             for ids in (ids for ids in given if len(ids) > room):

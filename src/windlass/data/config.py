@@ -14,7 +14,7 @@ from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.shards.config import CacheConfig
 from windlass.data.sources.config import SourceConfig
-from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, stage_errors, stage_starts
+from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, mixture_stage_errors, stage_starts
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
 from windlass.settings import Count, Settings, Violation
@@ -195,7 +195,7 @@ class DataConfig(Settings):
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:
             length = self.sequence_length * self.sequences_per_sample
-            yield from stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
+            yield from mixture_stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
 
     @property
     def labels(self) -> list[str]:

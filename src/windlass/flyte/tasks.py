@@ -24,7 +24,7 @@ from flyte.io import Dir
 from windlass import contract
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.manifest import step_name
-from windlass.checkpoint.verify import verify
+from windlass.checkpoint.verify import verify_checkpoint
 from windlass.commands.export import export
 from windlass.config import RunConfig, parse_recipe
 from windlass.data.config import DataConfig
@@ -114,7 +114,7 @@ def newest_whole(run: Path) -> Path:
     """The newest checkpoint of a run whose every byte is what its manifest promises. Raises BadCheckpoint where there is none."""
     folders = [run / "checkpoints" / step_name(step) for step in committed_steps(run / "checkpoints")]
     for folder in folders:
-        if not verify(folder):
+        if not verify_checkpoint(folder):
             return folder
     raise BadCheckpoint(
         f"{run} has {len(folders)} checkpoints, and none of them is whole",

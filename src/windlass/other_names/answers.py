@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.other_names.spellings import KINDS, kind_of, policy_of, sharding_of
+from windlass.other_names.spellings import KINDS, optimizer_kind, policy_of, sharding_of
 from windlass.other_names.table import TABLE, absent, adapter_of
 
 _RULES: Final = {
@@ -64,7 +64,7 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
                 yield [f"data.{key}"], UserError(f"data.{key}: {word}", rule, change.format(word=word))
     for section, (rule, change) in _ONE_WORD.items():
         if isinstance(word := recipe.get(section), str):
-            optimizer = kind_of(word)
+            optimizer = optimizer_kind(word)
             if section == "optim" and optimizer not in KINDS:
                 rule, optimizer = f"{rule}; {word} is not in this version", "adamw, or muon"
             yield [section], UserError(f"{section}: {word}", rule, change.format(word=word, optimizer=optimizer))

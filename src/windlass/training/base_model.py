@@ -174,7 +174,7 @@ def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
     )
     for directory in candidates(source):
         try:
-            return dict(kept_files(directory))
+            return dict(kept_base_files(directory))
         except BadCheckpoint:  # restoring takes the one before it too
             continue
     return {}
@@ -192,7 +192,7 @@ def read_base(directory: Path) -> dict[str, bytes | Path]:
     return found
 
 
-def kept_files(checkpoint: Path) -> dict[str, bytes]:
+def kept_base_files(checkpoint: Path) -> dict[str, bytes]:
     """What a checkpoint directory keeps of the base. Raises BadCheckpoint."""
     opened = Checkpoint.open(checkpoint)
     return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD, SCORES) if name in opened.manifest.files}

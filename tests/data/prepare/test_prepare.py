@@ -15,7 +15,7 @@ import xxhash
 
 from tests.data.conftest import data_config, make_text, write_corpus
 from windlass.data.config import SourceConfig
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.prepare import build as room
 from windlass.data.prepare import manifest
 from windlass.data.prepare.prepare import open_prepared, prepare
@@ -33,7 +33,7 @@ def quietly(config, sets=None, lines=None):
 def documents_of(prepared, name):
     """The documents again, from the shards alone."""
     tokenizer, eos_id = open_tokenizer(prepared.tokenizer_directory)
-    stream = unpack(Reader(prepared.directory / name))
+    stream = unpack_samples(Reader(prepared.directory / name))
     assert stream[0] == stream[-1] == eos_id
     parts = np.split(stream[1:], np.flatnonzero(stream[1:] == eos_id) + 1)[:-1]
     return [tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False) for part in parts]

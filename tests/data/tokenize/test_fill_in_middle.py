@@ -11,7 +11,7 @@ from tests.data.conftest import make_text
 from windlass.data.sources.config import FillInMiddleConfig
 from windlass.data.tokenize import pool as room
 from windlass.data.tokenize.fill_in_middle import MARKS, Middles, middles_of
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer
 from windlass.errors import UserError
 
 TEXTS = [make_text(60, seed) for seed in range(400)]
@@ -66,7 +66,7 @@ def test_the_share_and_the_cuts_are_drawn_evenly_and_from_the_text_alone():
 def directory(tmp_path_factory):
     """A tokenizer trained on the texts, with Qwen's marks added, which are not special there."""
     path = tmp_path_factory.mktemp("middle") / "tokenizer"
-    save_trained(train(TEXTS[:20], 400), path)
+    save_trained(train_tokenizer(TEXTS[:20], 400), path)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS[0]])
     tokenizer.save(str(path / "tokenizer.json"))
@@ -120,7 +120,7 @@ def test_a_tokenizer_that_cannot_is_refused(tmp_path, directory):
     config = FillInMiddleConfig()
     assert middles_of(None, []) is None
     assert "is trained here or has no tokenizer.json" in refused(config, []).given
-    save_trained(train(TEXTS[:20], 300), tmp_path / "plain")
+    save_trained(train_tokenizer(TEXTS[:20], 300), tmp_path / "plain")
     assert refused(config, [tmp_path / "plain" / "tokenizer.json"]).given.endswith("without marks that are known")
     own = FillInMiddleConfig(marks=["<|fim_prefix|>", "<|fim_suffix|>", "<mid>"])
     error = refused(own, [directory / "tokenizer.json"])

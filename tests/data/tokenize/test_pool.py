@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.conftest import make_text
 from windlass.data.tokenize import pool as room
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer
 from windlass.errors import UserError
 
 TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
@@ -19,7 +19,7 @@ TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("encode") / "tokenizer"
-    save_trained(train(TEXTS[:5], 320), path)
+    save_trained(train_tokenizer(TEXTS[:5], 320), path)
     return path
 
 

@@ -18,7 +18,7 @@ from windlass.report.page.tables import (
     run_rows,
     status,
     tiles,
-    words,
+    value_in_words,
 )
 
 
@@ -136,7 +136,7 @@ def test_values_are_written_as_in_a_recipe():
 
 
 def test_long_words_are_cut():
-    assert words("x" * 2000) == "x" * 1000 + " ..." and words(0.1234567) == "0.123457"
+    assert value_in_words("x" * 2000) == "x" * 1000 + " ..." and value_in_words(0.1234567) == "0.123457"
 
 
 @pytest.mark.parametrize(

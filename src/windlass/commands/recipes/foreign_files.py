@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from windlass.commands.recipes.factory_sets import named_set
 from windlass.commands.recipes.factory_v1_file import first_words, is_v1
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
+from windlass.commands.recipes.foreign_facts import (
+    Facts,
+    Keys,
+    Rows,
+    last_part,
+    listed_values,
+    source_settings,
+    split_of,
+)
 from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
@@ -150,7 +158,7 @@ def _entry(entry: Any) -> list[Rows]:
     hub = {ours: given.take(key) for ours, key in (("subset", "name"), ("revision", "revision")) if key in given.left}
     part, rest_of_split = split_of(given.take("split")) if "split" in given.left else ({}, {})
     hub |= part
-    sources, column = [source_of(one) for one in paths], given.take("field")
+    sources, column = [source_settings(one) for one in paths], given.take("field")
     given.take("ds_type")  # a file's ending says it
     left = [given.left | rest_of_split, *({} for _ in paths[1:])]
     return [

@@ -42,7 +42,7 @@ from windlass.data.prepare.part_record import (
     check_same,
     found_parts,
     kept_dates,
-    parts_of,
+    parts_directory,
     take,
 )
 from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
@@ -162,7 +162,7 @@ def _parts(config: DataConfig, directory: Path) -> list[PartDirectory]:
 
 def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Path, log: Callable[[str], None]) -> None:
     """Raises UserError where the parts to join are not all there; says so where there are some that are not joined."""
-    of_parts = parts_of(directory)
+    of_parts = parts_directory(directory)
     if is_join:
         check_complete(parts, directory)  # none may be there
     elif of_parts.exists():
@@ -194,7 +194,7 @@ def check_may_be_joined(config: DataConfig) -> None:
 def _delete_parts(directory: Path) -> None:
     """Renamed first, since the next join would refuse some of them alone; `locked_to_prepare` deletes what is left of that
     name."""
-    parts = parts_of(directory)
+    parts = parts_directory(directory)
     if parts.is_symlink():  # to a larger disk
         target = parts.resolve()
         parts.unlink()

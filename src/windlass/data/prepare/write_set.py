@@ -34,7 +34,7 @@ from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
-from windlass.data.tokens.parts import pack_samples, parts_of
+from windlass.data.tokens.parts import pack_samples, token_parts
 from windlass.errors import UserError
 
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
@@ -173,7 +173,7 @@ def _parts_of_source(
 
     documents = alive(selection.documents_of(number))
     if source.format == "tokens":
-        return parts_of(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
+        return token_parts(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
 
     def ids_of(texts: Any) -> Iterator[Any]:
         found: Iterator[Any] = alive(_encode(texts, settings, amount, at_once, name))

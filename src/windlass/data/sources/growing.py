@@ -21,8 +21,8 @@ import xxhash
 from windlass.data.sources.bad_rows import Row
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import SourceConfig
-from windlass.data.sources.formats import kind_of
-from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
+from windlass.data.sources.formats import file_kind
+from windlass.data.sources.source_files import SourceFile, all_source_rows, file_at, names_below
 from windlass.errors import UserError
 from windlass.units import counted, format_duration
 
@@ -69,7 +69,7 @@ def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = 
             _check_kind(config, name)
             file = file_at(directory / name, name, config)
             patience.take(name, file.xxh3)
-            yield from all_rows([file._replace(specials=specials)])
+            yield from all_source_rows([file._replace(specials=specials)])
             last, num_files, since_s = name, num_files + 1, time.monotonic()
         if is_whole:
             _check_key(config, names)
@@ -106,7 +106,7 @@ def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
 
 def _check_kind(config: SourceConfig, name: str) -> None:
     """Raises UserError where a file does not fit the source's format."""
-    if config.format != "text" and (config.file_format or kind_of(name)) == "text":
+    if config.format != "text" and (config.file_format or file_kind(name)) == "text":
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
         change = "take it out, or give it a name that begins with a dot; then begin again"
@@ -117,7 +117,7 @@ def _check_kind(config: SourceConfig, name: str) -> None:
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
     """Raises UserError where `text` names a key or column, and no file has any."""
-    if config.text is not None and all((config.file_format or kind_of(name)) == "text" for name in names):
+    if config.text is not None and all((config.file_format or file_kind(name)) == "text" for name in names):
         rule = "`text` names a key of rows or a column (.jsonl, .json, .csv, .parquet, .arrow), and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
 

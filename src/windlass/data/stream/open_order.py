@@ -15,7 +15,7 @@ from windlass.data.prepare.prepare import other_stream
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.growing_stream import WrittenOrder
 from windlass.data.stream.lane_order import LaneOrder
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.data.stream.loader import BatchCut, StreamOrder
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread_over_lanes
@@ -66,7 +66,7 @@ def _mixed(opening: Opening, reader: Reader) -> StreamOrder:
     config, samples, window = opening.config, reader.shard_samples, opening.config.shuffle_window
     source_shards = opening.prepared.sets["train"].source_shards
     ends = np.cumsum(source_shards).tolist()
-    digests = [fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
+    digests = [shards_fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
     if config.order.lanes > 1:
         _check_lanes(config, reader, source_shards)
         of_lanes = _lane_shares(opening, digests)

@@ -14,7 +14,7 @@ from typing import Final
 from windlass.adapters.config import AdapterConfig
 from windlass.errors import UserError, nearest
 from windlass.model.architecture import Architecture, parameter_shapes
-from windlass.model.names import names_of, stored_as
+from windlass.model.names import names_of, stored_tensor
 from windlass.other_names.target_names import named_by
 
 A, B = "lora_A.weight", "lora_B.weight"
@@ -111,7 +111,7 @@ def called(arch: Architecture, adapter: Adapter | None) -> dict[str, tuple[str, 
 
 def _factor_name(name: str, arch: Architecture) -> str:
     module, factor, kind = name.rsplit(".", 2)
-    return f"{stored_as(f'{module}.weight', arch).name.removesuffix('.weight')}.{factor}.{kind}"
+    return f"{stored_tensor(f'{module}.weight', arch).name.removesuffix('.weight')}.{factor}.{kind}"
 
 
 def _matrices(arch: Architecture) -> list[str]:
@@ -126,7 +126,7 @@ def _is_named(module: str, targets: list[str], arch: Architecture) -> bool:
 
 def _names(module: str, arch: Architecture) -> Iterator[str]:
     yield module
-    yield stored_as(f"{module}.weight", arch).name.removesuffix(".weight")
+    yield stored_tensor(f"{module}.weight", arch).name.removesuffix(".weight")
 
 
 def _ends_with(name: str, target: str) -> bool:

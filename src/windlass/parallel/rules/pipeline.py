@@ -80,7 +80,7 @@ def schedule_errors(schedule: Schedule, num_ranks: int) -> Iterator[UserError]:
         )
 
 
-def stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterator[UserError]:
+def empty_stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterator[UserError]:
     """A pipeline with a stage that would have no block."""
     per_rank = KINDS[schedule].stages_per_rank
     num_stages = num_ranks * per_rank

@@ -128,7 +128,7 @@ class Buckets:
             if name in self.series:
                 rows[:, :before] = self.series[name]
             if name in columns.values:
-                rows[:, before:] = merged(rows_of(columns, name), groups)
+                rows[:, before:] = merged(bucket_rows(columns, name), groups)
             self.series[name] = rows
 
     def _keep_rows(self, num: int) -> None:
@@ -154,7 +154,7 @@ class Buckets:
         ]
 
 
-def rows_of(columns: Columns, name: str) -> Floats:
+def bucket_rows(columns: Columns, name: str) -> Floats:
     """One quantity as a bucket per line: [FIELDS, lines]."""
     value = columns.values[name]
     is_there = np.isfinite(value)

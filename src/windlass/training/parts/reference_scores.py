@@ -12,7 +12,7 @@ from windlass.data.prepare.manifest import SCORES_NAME
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import ReferenceScores, identity, score_set
 from windlass.parallel.program import Program
@@ -40,7 +40,7 @@ def reference_scores(
         return kept_scores(start.trainer_state, files, config.run.start_from or config.run.directory)
     if not config.keeps_reference:
         return None
-    pairs = {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)}
+    pairs = {name: shards_fingerprint(prepared.shards(name).shards) for name in _sets(config)}
     facts = {
         "weights": runtime.shared(runtime.first(lambda: began_with(config))),
         "model": repr(architecture),  # the same weights compute something else with another rope or window
