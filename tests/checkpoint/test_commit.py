@@ -12,7 +12,7 @@ from windlass.checkpoint.commit import (
     Draft,
     check_takes_steps,
     committed_steps,
-    delete,
+    delete_checkpoint,
     named_errors,
     new_token,
     quarantine,
@@ -196,7 +196,7 @@ def test_a_kill_while_deleting_leaves_no_half_of_a_committed_checkpoint(tmp_path
     save_steps(tmp_path, 100, 200)
     checkpoints = tmp_path / "checkpoints"
     monkeypatch.setattr("shutil.rmtree", lambda *a, **k: None)  # killed before the first file is gone
-    delete(checkpoints, 100, "run")
+    delete_checkpoint(checkpoints, 100, "run")
     monkeypatch.undo()
     assert committed_steps(checkpoints) == [200]
     assert sweep(checkpoints, "run") == 1

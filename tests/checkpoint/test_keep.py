@@ -159,7 +159,7 @@ def test_a_step_that_cannot_be_deleted_is_named_and_the_others_are_deleted(tmp_p
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_save_counts_although_older_steps_cannot_be_deleted(tmp_path, monkeypatch, asynchronous):
     checkpoints = make_run(tmp_path, keep_last=1, **{"async": asynchronous})
-    monkeypatch.setattr("windlass.checkpoint.keep.delete", denied)
+    monkeypatch.setattr("windlass.checkpoint.keep.delete_checkpoint", denied)
     for step in (10, 20):
         checkpoints.save(step, make_tensors(step), {}, {})
     checkpoints.wait()

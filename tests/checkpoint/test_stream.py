@@ -13,7 +13,7 @@ from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
 from windlass.checkpoint.index import SavedTensor, pack_boxes, read_tensor_index
 from windlass.checkpoint.keep import largest_difference
 from windlass.checkpoint.manifest import rank_header, rank_name
-from windlass.checkpoint.stream import TensorSource, cut
+from windlass.checkpoint.stream import TensorSource, cut_box
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 
@@ -25,7 +25,7 @@ SHAPES = [(), (7,), (5, 6), (3, 4, 5), (2, 1, 3, 4), (0, 3)]
 def test_parts_are_contiguous_bounded_and_in_order(shape, most):
     whole = Box((0,) * len(shape), shape)
     numbers = numpy.arange(math.prod(shape)).reshape(shape)
-    parts = list(cut(whole, most))
+    parts = list(cut_box(whole, most))
     found = [numbers[part.within(whole)].reshape(-1) for part in parts]
     assert all(0 < part.num_elements <= most for part in parts)
     assert numpy.array_equal(numpy.concatenate([numpy.empty(0, int), *found]), numbers.reshape(-1))

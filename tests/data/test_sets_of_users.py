@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from tests import tiny
 from tests.data.chat_templates import CASES
 from tests.data.planted import WORDS
-from windlass.commands.data_inspect import show
+from windlass.commands.data_inspect import print_set
 from windlass.config import to_yaml
 from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.packing import unpack_samples
@@ -127,7 +127,7 @@ def trained(config, capfd):
     path = config.run.directory.parent / "recipe.yaml"
     path.write_text(to_yaml(config))
     capfd.readouterr()
-    show(str(path), [], "train", "0", True)
+    print_set(str(path), [], "train", "0", True)
     said = capfd.readouterr().out
     train(config)
     steps = [line for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "step"]

@@ -9,7 +9,7 @@ import yaml
 from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.training.base_model import (
     FRONT_MATTER,
     KEPT_CARD,
@@ -19,7 +19,7 @@ from windlass.training.base_model import (
     read_base,
 )
 from windlass.training.loop import train
-from windlass.training.pins import fetch_weights, pin_model
+from windlass.training.pins import fetch_base_weights, pin_model
 
 CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"
 
@@ -30,8 +30,8 @@ def test_an_export_says_what_the_base_said_though_hub_and_cache_are_gone(hub, ra
     hub.add("org/tiny", {**files, "README.md": CARD, "generation_config.json": sampling})
     named = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": None, "from": "org/tiny"}
     config = pin_model(tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=named))
-    fetch_weights(config)
-    local = {**named, "from": str(directory_of(config.model))}
+    fetch_base_weights(config)
+    local = {**named, "from": str(model_directory(config.model))}
     config = tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=local)
     ranks.run(1, tiny.train, config)
     shutil.rmtree(tmp_path / "cache")

@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from windlass.checkpoint.commit import committed_steps, delete, quarantined
+from windlass.checkpoint.commit import committed_steps, delete_checkpoint, quarantined
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.index import SavedTensor, read_tensor_index
@@ -62,7 +62,7 @@ def prune(
     gone, failures = sorted(set(opened) - keep - {whole, *held}), []
     for step in gone:
         try:
-            delete(checkpoints, step, opened[step].manifest.run_id)
+            delete_checkpoint(checkpoints, step, opened[step].manifest.run_id)
         except OSError as error:
             failures.append(f"{step_name(step)}: {error.strerror}")
     if failures:

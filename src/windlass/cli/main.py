@@ -209,7 +209,7 @@ def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event],
     if crowd := local.shared_cores(num_ranks):
         say(crowd)
     with interruptible(config.run.directory):
-        return local.launch(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
+        return local.launch_ranks(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
 
 
 @app.command()

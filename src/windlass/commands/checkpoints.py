@@ -25,7 +25,7 @@ def table(run_directory: Path, verified: bool) -> Iterator[str]:
         )
 
 
-def check(path: Path) -> Iterator[str]:
+def verify_checkpoints(path: Path) -> Iterator[str]:
     """Reads every byte of every checkpoint that `path` names, and lists files in it that windlass did not write. Raises
     BadCheckpoint for the first that is not whole."""
     for directory in candidates(path):
@@ -37,7 +37,7 @@ def check(path: Path) -> Iterator[str]:
         )
 
 
-def compare(first: Path, second: Path) -> tuple[list[str], bool]:
+def compare_checkpoints(first: Path, second: Path) -> tuple[list[str], bool]:
     """(Which tensors of two checkpoints differ, and by how much; whether none does); of a run directory its newest checkpoint."""
     lines = []
     one, two = candidates(first)[0], candidates(second)[0]
@@ -53,7 +53,7 @@ def compare(first: Path, second: Path) -> tuple[list[str], bool]:
     return [*lines, f"{difference.same} tensors are equal, bit for bit"], not lines
 
 
-def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
+def prune_checkpoints(run_directory: Path, keep_last: int, keep_best: int) -> str:
     """Deletes all but the newest `keep_last`, the `keep_best` with the lowest validation loss, and the recipe's keep_steps."""
     if keep_last < 1 or keep_best < 0:
         raise UserError(

@@ -26,7 +26,7 @@ from windlass.commands.export_adapter import (
     auto_model,
     check_merge,
     load_with_peft,
-    merged,
+    merged_model,
     probe_ids,
     write_adapter,
 )
@@ -149,8 +149,8 @@ def _write_weights(
     """-> the plain model of what was written."""
     if is_adapter:
         write_adapter(draft, saved)
-        return merged(saved)
-    saved, merging = merged(saved)
+        return merged_model(saved)
+    saved, merging = merged_model(saved)
     save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
     keep_sampling(draft, _sampling_of_base(saved))
     return saved, merging

@@ -22,7 +22,7 @@ def report(runs: Sequence[Path], output: Path | None) -> Path:
     return write_report(runs[0]) if output is None else write_comparison(runs, output)
 
 
-def follow(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
+def serve_reports(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
     """Serves the page until a signal comes. Raises UserError."""
     if output is not None:
         raise UserError("--output with --serve", "--serve writes no file", "leave one of the two out")

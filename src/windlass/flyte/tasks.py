@@ -32,7 +32,7 @@ from windlass.data.prepare.part import prepare_part, prepare_tokenizer
 from windlass.data.prepare.part_record import Part
 from windlass.data.prepare.prepare import prepare as prepare_data
 from windlass.errors import FINAL, BadCheckpoint, WindlassError, exit_code_of
-from windlass.flyte.page import reported
+from windlass.flyte.page import flushed_page
 from windlass.runtime import recorded
 from windlass.safe_text import say
 from windlass.training.loop import train as train_run
@@ -102,7 +102,7 @@ def train(recipe: str, overrides: list[str], data: Dir, start_from: Dir | None =
     with _mistakes_are_final():
         config = parse_recipe(recipe, "the recipe", *given)
         run = config.run.directory
-        with reported(run, _flush) if contract.rank() == 0 else nullcontext():
+        with flushed_page(run, _flush) if contract.rank() == 0 else nullcontext():
             recorded(train_run)(config, raise_on_stop=True)
         if contract.rank() != 0:
             return Dir(path=str(run)), Dir(path=str(run))  # of which Flyte takes rank 0's alone

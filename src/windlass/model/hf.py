@@ -30,7 +30,7 @@ from windlass.model.names import VOCABULARY, expected_name, stored_shapes, store
 from windlass.model.open_config import StoredSizes, fewer_rows
 from windlass.model.shard_writer import ShardWriter, write_json
 from windlass.model.slices import GrownRows
-from windlass.model.weight_files import check_stored_head, is_pointer, listed, weight_files
+from windlass.model.weight_files import check_stored_head, is_pointer, shortened_list, weight_files
 from windlass.ranks.owned_part import local_part, owned_ranges
 
 GENERATION: Final = "generation_config.json"
@@ -158,7 +158,7 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     for what, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
             raise UserError(
-                f"{directory}: {len(names)} tensors are {what}: {listed(names)}",
+                f"{directory}: {len(names)} tensors are {what}: {shortened_list(names)}",
                 f"a {arch.family} model of this config has exactly {len(expected)} tensors",
                 "check that config.json and the weights belong together, and that the recipe overrides no size",
             )
@@ -166,14 +166,14 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     wrong = [f"{name} {shapes[name]}, not {shape}" for name, shape in expected.items() if shapes[name] != shape]
     if wrong:
         raise UserError(
-            f"{directory}: {len(wrong)} tensors have another shape: {listed(wrong)}",
+            f"{directory}: {len(wrong)} tensors have another shape: {shortened_list(wrong)}",
             "shapes follow from config.json and the recipe's overrides",
             "check that config.json and the weights belong together, and that the recipe overrides no size",
         )
     others = [f"{name} ({stored[name].get_dtype()})" for name in expected if stored[name].get_dtype() not in FLOATS]
     if others:
         raise UserError(
-            f"{directory}: {len(others)} tensors are not in floating point: {listed(others)}",
+            f"{directory}: {len(others)} tensors are not in floating point: {shortened_list(others)}",
             f"weights are read in {', '.join(FLOATS)}; quantised ones would need their scales",
             "take the model's unquantised weights",
         )
@@ -218,7 +218,7 @@ def _prepare_directory(directory: Path) -> None:
     present = sorted(file.name for file in directory.glob("*.safetensors*"))
     if present:
         raise UserError(
-            f"{directory} already holds weights: {listed(present)}",
+            f"{directory} already holds weights: {shortened_list(present)}",
             "an export never mixes with older files",
             "give another directory or remove this one",
         )

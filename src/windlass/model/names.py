@@ -92,7 +92,7 @@ def _rows_of(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[in
     return sum(rows[: parts.index(inner)]), sum(rows)
 
 
-def names_of(arch: Architecture) -> dict[str, tuple[str, ...]]:
+def hugging_face_names(arch: Architecture) -> dict[str, tuple[str, ...]]:
     """Every parameter -> the Hugging Face names that a user may call it by: two for a tied pair, and GPT-2's own for GPT-2,
     where one name means query, key and value."""
     names: dict[str, tuple[str, ...]] = {name: (stored_tensor(name, arch).name,) for name in parameter_shapes(arch)}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from windlass.errors import UserError
 from windlass.other_names.spellings import KINDS, optimizer_kind, policy_of, sharding_of
-from windlass.other_names.table import TABLE, absent, adapter_of
+from windlass.other_names.table import TABLE, absent, adapter_setting
 
 _RULES: Final = {
     "adapter": "here the section adapter has kind, rank, alpha, targets and base",
@@ -90,7 +90,7 @@ def _of_section(section: str, recipe: Mapping[str, Any]) -> Iterator["Found"]:
     yield from _found(section, "", recipe)
     if isinstance(given, Mapping):
         yield from _found(section, section, given)
-    elif section == "adapter" and (ours := adapter_of(given)):
+    elif section == "adapter" and (ours := adapter_setting(given)):
         yield "adapter", given, ours, "axolotl"
 
 

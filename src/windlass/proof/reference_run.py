@@ -109,7 +109,7 @@ def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def counted(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
+def counted_per_batch(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
     """What a loss is a mean over, of each batch: targets that count, or pairs."""
     if is_preference:
         return [int((batch["targets"] != NOT_COUNTED).any(1).view(-1, 2).all(1).sum()) for batch in rows]

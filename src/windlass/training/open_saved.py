@@ -211,7 +211,7 @@ def _base_of(path: Path, given: Mapping[str, Any]) -> Path:
         )
     if not hub.is_hub_name(name):
         return Path(name).expanduser()
-    commit = hub.resolve(name, revision)
+    commit = hub.resolve_commit(name, revision)
     hub.fetch_config(name, commit)
     hub.fetch_weights(name, commit)
     if not (path / hub.TOKENIZER[0]).is_file():

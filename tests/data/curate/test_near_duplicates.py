@@ -11,7 +11,7 @@ from tests.data.conftest import data_config, make_text
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.curate import near_duplicates as room
 from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.data.curate.near_duplicates import near_duplicates, num_bands, shingles_of
@@ -145,7 +145,7 @@ def test_what_is_left_out_is_counted_printed_shown_and_part_of_the_fingerprint(t
     assert prepared == load_prepared(prepared.directory) and prepared.duplicates == {"sources.0": 5, "sources.1": 6}
     assert [(pair["kept"], pair["left_out"]) for pair in prepared.near_pairs] == [(3 * n, 30 + n) for n in range(5)]
     for name in ("train", "validation"):
-        shown = list(describe(prepared, survey_set(prepared, name, 99)))
+        shown = list(describe_set(prepared, survey_set(prepared, name, 99)))
         assert (
             "  duplicates  5 of sources.0 are left out" in shown
             and "  duplicates  6 of sources.1 are left out" in shown

@@ -15,7 +15,7 @@ from tests.data.prepare.test_build import Killed, without_journal
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.config import SourceConfig
 from windlass.data.lint.statistics import survey_set
 from windlass.data.prepare.fingerprint import settings_of
@@ -72,7 +72,7 @@ def test_every_kind_is_left_out_counted_reported_and_printed(tmp_path):
     logged = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
     assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({logged}), and left out (bad_rows.at_most: 7)" in lines
     for name in ("train", "validation"):
-        out = list(describe(prepared, survey_set(prepared, name, 99)))
+        out = list(describe_set(prepared, survey_set(prepared, name, 99)))
         assert f"  bad rows    7 of sources.0 are left out: {logged}" in out
 
 

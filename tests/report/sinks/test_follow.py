@@ -10,7 +10,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 from windlass.report.sinks import follow as room
-from windlass.report.sinks.follow import Follower, check_packages, follow, locked_to_send, numbers_of, sent_run
+from windlass.report.sinks.follow import Follower, check_packages, locked_to_send, numbers_of, send_until, sent_run
 from windlass.report.sinks.sink import SentRun
 
 ID = "0123456789abcdef"
@@ -146,7 +146,7 @@ def test_it_sends_what_is_left_when_it_is_over_and_closes(run):
         run.write("step", len(run.sent) + 1, loss=1.0)
         return over
 
-    assert follow(run.follower(), is_over) == 3 and run.sinks[0].is_closed and run.sinks[0].flushed == 3
+    assert send_until(run.follower(), is_over) == 3 and run.sinks[0].is_closed and run.sinks[0].flushed == 3
 
 
 def test_a_sink_that_fails_is_closed(run):
@@ -159,7 +159,7 @@ def test_a_sink_that_fails_is_closed(run):
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        follow(follower, is_over)
+        send_until(follower, is_over)
     assert run.sinks[0].is_closed
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from windlass.report.events import Event
 from windlass.report.page.buckets import COUNT, GAPS, HIGH, HIGH_AT, LOW, LOW_AT, MAX_BUCKETS, SUM, Buckets
-from windlass.report.page.charts import scale_of
+from windlass.report.page.charts import chart_scale
 from windlass.report.page.history import History, evenly_spread
 from windlass.report.page.step_lines import Floats
 
@@ -84,7 +84,7 @@ def _lost(history: History) -> list[list[Any]]:
 
 def _curve(buckets: Buckets, series: str, begin: int) -> dict[str, Any]:
     rows, first = buckets.series[series][:, begin:], buckets.first[begin:]
-    scale = scale_of(series)
+    scale = chart_scale(series)
     with np.errstate(invalid="ignore", divide="ignore"):
         found: dict[str, Any] = {"y": _short(rows[SUM] / rows[COUNT] * scale)}
     if (buckets.series[series][COUNT] > 1).any():

@@ -39,7 +39,7 @@ USEFUL: Final = ("training",)  # causes that goodput counts
 Tile = tuple[str, str, str]  # what, figure, remark
 
 
-def status(history: History) -> tuple[str, str]:
+def status_badge(history: History) -> tuple[str, str]:
     """(a word for the badge, a sentence)"""
     step = int(history.buckets.last_step) if len(history.buckets) else history.opening.get("step", 0)
     if history.end is not None:
@@ -123,7 +123,7 @@ def run_rows(runs: Sequence[tuple[str, History]]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 name,
-                status(history)[0],
+                status_badge(history)[0],
                 f"{last.get('step', 0):,}",
                 format_count(last["tokens"]) if last.get("tokens") else "n/a",
                 *(number(one.get("loss"), ".4f") if one else "n/a" for one in (last, *latest)),

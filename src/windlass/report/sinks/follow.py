@@ -136,7 +136,7 @@ def numbers_of(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, flo
             yield name, float(item)
 
 
-def follow(follower: Follower, is_over: Callable[[float], bool]) -> int:
+def send_until(follower: Follower, is_over: Callable[[float], bool]) -> int:
     """Sends until `is_over(seconds)`, which waits that long, and then what is left -> how many lines were sent."""
     count = 0
     try:

@@ -75,7 +75,7 @@ def evaluation_sets(
     }
 
 
-def score_set(
+def evaluate_set(
     data: EvaluationSet, labels: Sequence[str], objective: Objective, program: Program
 ) -> tuple[float, int, dict[str, Any]]:
     """The summed loss of a set, how many of the objective's unit it has, and further figures: `source_losses`, the mean of each

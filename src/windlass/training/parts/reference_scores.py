@@ -14,7 +14,7 @@ from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
 from windlass.data.stream.ledger import shards_fingerprint
 from windlass.model.architecture import Architecture
-from windlass.objectives.kept_scores import ReferenceScores, identity, score_set
+from windlass.objectives.kept_scores import ReferenceScores, identity, score_pairs
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
 from windlass.training.base_model import began_with, kept_scores
@@ -78,7 +78,7 @@ def _scored(
     )
     device = program.records()[0].tensor.device
     on_device = ((first, count, {key: x.to(device) for key, x in batch.items()}) for first, count, batch in rounds)
-    return score_set(name, on_device, reader.num_samples, program, log)
+    return score_pairs(name, on_device, reader.num_samples, program, log)
 
 
 def _read(file: Path, began: str) -> ReferenceScores | None:
