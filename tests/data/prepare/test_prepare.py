@@ -180,8 +180,8 @@ def test_a_tokenizer_that_rewrites_text_has_no_bytes_per_token(corpus, tmp_path)
 
 def test_a_corpus_over_the_limit_is_sampled_for_the_tokenizer(corpus, tmp_path, monkeypatch):
     seen = []
-    train = room.tokenizer.train
-    monkeypatch.setattr(room.tokenizer, "train", lambda texts, size: train(seen.extend(texts) or seen, size))
+    train = room.tokenizer.train_tokenizer
+    monkeypatch.setattr(room.tokenizer, "train_tokenizer", lambda texts, size: train(seen.extend(texts) or seen, size))
     quietly(data_config(tmp_path))
     everything = len(seen)
     monkeypatch.setattr(room, "TOKENIZER_TRAINING_BYTES", sum(len(text.encode()) for text in seen) // 2)
@@ -268,7 +268,7 @@ def test_an_unchanged_start_reads_prepared_json_and_each_index_once(corpus, tmp_
         monkeypatch.setattr(module, name, lambda *given: calls.append((name, given[0].name)) or call(*given))
 
     counted("load_prepared", manifest)
-    counted("read_index", mds)
+    counted("read_shard_index", mds)
     found = quietly(data_config(tmp_path))
     assert found == first and [found.shards(name).where for name in found.sets]
     assert sorted(calls) == [("load_prepared", "data"), ("read_index", "train"), ("read_index", "validation")]
