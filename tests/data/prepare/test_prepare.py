@@ -271,7 +271,11 @@ def test_an_unchanged_start_reads_prepared_json_and_each_index_once(corpus, tmp_
     counted("read_shard_index", mds)
     found = quietly(data_config(tmp_path))
     assert found == first and [found.shards(name).where for name in found.sets]
-    assert sorted(calls) == [("load_prepared", "data"), ("read_index", "train"), ("read_index", "validation")]
+    assert sorted(calls) == [
+        ("load_prepared", "data"),
+        ("read_shard_index", "train"),
+        ("read_shard_index", "validation"),
+    ]
 
 
 def test_unchanged_data_is_used_where_nothing_can_be_written(corpus, tmp_path, monkeypatch):
