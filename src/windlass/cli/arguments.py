@@ -147,7 +147,7 @@ def restarts_of(config: "RunConfig") -> Restarts:
 
         return batch_before(config, position)
 
-    return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.deadline_s, batch_at)
+    return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.batch_timeout_s, batch_at)
 
 
 @contextlib.contextmanager

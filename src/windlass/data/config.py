@@ -239,8 +239,8 @@ class DataConfig(Settings):
         return self.order.first_epoch == "written" and "://" not in self.directory and not self.mixture
 
     @property
-    def deadline_s(self) -> float:
-        """Of waiting for a batch; a preparation under way has one of its own."""
+    def batch_timeout_s(self) -> float:
+        """The longest wait for a batch; none where a preparation may be under way, which has a limit of its own."""
         return math.inf if self.may_grow else self.timeout_s
 
     def errors_beside(

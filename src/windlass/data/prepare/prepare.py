@@ -169,10 +169,10 @@ def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Pat
         log(f"{of_parts} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded")
 
 
-def check_data_directory(config: DataConfig, deadline_s: float) -> None:
-    """Raises UserError where no prepared data are, and none can be written; a store has `deadline_s` to answer."""
+def check_data_directory(config: DataConfig, file_timeout_s: float) -> None:
+    """Raises UserError where no prepared data are, and none can be written; a store has `file_timeout_s` to answer."""
     if is_url(config.directory):
-        store = Store(config.directory, deadline_s, setting=None)
+        store = Store(config.directory, file_timeout_s, setting=None)
         try:
             store.read(PREPARED_NAME)
         except FileNotFoundError:

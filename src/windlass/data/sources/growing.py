@@ -30,10 +30,10 @@ POLL_S: Final = 0.5
 
 
 class Patience(NamedTuple):
-    """How to wait for files: at most `deadline_s` for the next one, calling `tick` meanwhile. `take(name, hash)` is called for
+    """How to wait for files: at most `max_silence_s` for the next one, calling `tick` meanwhile. `take(name, hash)` is called for
     each file that is read, last for the marker, with an empty hash."""
 
-    deadline_s: float = math.inf
+    max_silence_s: float = math.inf
     tick: Callable[[], None] = lambda: None
     take: Callable[[str, str], None] = lambda _name, _hash: None
 
@@ -75,12 +75,12 @@ def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = 
             _check_key(config, names)
             patience.take(config.grows_until, "")
             return
-        if time.monotonic() - since_s > patience.deadline_s:
+        if time.monotonic() - since_s > patience.max_silence_s:
             waited = format_duration(time.monotonic() - since_s)
             raise UserError(
                 f"{directory} holds {counted(num_files, 'file')}, no further one came within {waited}, and no "
                 f"{config.grows_until}",
-                f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.deadline_s:g}",
+                f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.max_silence_s:g}",
                 f"see what fills it, or make {config.grows_until}; or raise data.order.deadline_s",
             )
         patience.tick()
