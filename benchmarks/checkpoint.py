@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from windlass.checkpoint.checkpoints import Checkpoints
-from windlass.checkpoint.commit import delete
+from windlass.checkpoint.commit import delete_checkpoint
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.hashed_file import PIECE_BYTES
@@ -72,7 +72,7 @@ def one_save(directory: Path, tensors: dict[str, torch.Tensor], step: int, hash,
     seconds = torch.tensor(time.perf_counter() - start_s)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     if exchange.rank == 0:
-        delete(directory, step, "bench")
+        delete_checkpoint(directory, step, "bench")
     dist.barrier()
     return float(seconds)
 

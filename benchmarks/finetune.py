@@ -21,7 +21,7 @@ import torch
 from meters.technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train_tokenizer
 from windlass.proof.pool import Ranks
 from windlass.training.preflight import make_ready
 
@@ -57,7 +57,7 @@ def write_twin(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
         pairs = [{"prompt": words(20), "chosen": f" {words(8)}", "rejected": f" {words(8)}"} for _ in part]
         (folder / f"pairs-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    made = train((message["content"] for row in rows for message in row["messages"]), 300)
+    made = train_tokenizer((message["content"] for row in rows for message in row["messages"]), 300)
     save_trained(made, folder / "base")
     config = folder / "base" / CONFIG_FILE
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from windlass.data.shards.cache import Cache
-from windlass.data.shards.index import parse_index
+from windlass.data.shards.index import parse_shard_index
 from windlass.data.shards.mds import Reader, ShardSource, Writer
 from windlass.data.shards.remote import CachedShards
 from windlass.data.tokens.mosaic_mds import mosaic_rows, read_mosaic_index
@@ -56,7 +56,7 @@ def ours(source: Path | ShardSource) -> dict[str, object]:
 
 def through_cache(directory: Path, cache: Path) -> CachedShards:
     store = Store(f"file://{directory}", 20)
-    shards = parse_index(store.read("train/index.json"), "train/index.json")
+    shards = parse_shard_index(store.read("train/index.json"), "train/index.json")
     return CachedShards(store, "train", shards, Cache(cache, 4 << 20))
 
 

@@ -69,10 +69,10 @@ def write_corpus(path: Path, num_bytes: int) -> int:
     raise AssertionError("there are enough copies")
 
 
-def train_tokenizer(directory: Path) -> None:
-    from windlass.data.tokenize.tokenizer import save_trained, train
+def write_tokenizer(directory: Path) -> None:
+    from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 
-    save_trained(train(texts(1), VOCABULARY), directory)
+    save_trained(train_tokenizer(texts(1), VOCABULARY), directory)
 
 
 def run_prepare(corpus: Path, tokenizer: Path, place: Path, *, with_tiktoken: bool) -> dict[str, float]:
@@ -214,7 +214,7 @@ def in_turns(corpus: Path, tokenizer: Path, place: Path, num_bytes: int, turns: 
 def measure_turns(turns: int, load: float, is_kept: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
         corpus, tokenizer = Path(folder, "corpus.jsonl"), Path(folder, "tokenizer")
-        train_tokenizer(tokenizer)
+        write_tokenizer(tokenizer)
         found = in_turns(corpus, tokenizer, Path(folder, "places"), write_corpus(corpus, 100_000_000), turns)
     found |= {"load_at_start": round(load, 2), "cores": os.cpu_count(), "python": platform.python_version()}
     print(json.dumps(found, indent=2))
@@ -247,7 +247,7 @@ def main() -> int:
     result |= {"python": platform.python_version(), "vocabulary": VOCABULARY, "rows": rows}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Path(folder, "tokenizer")
-        train_tokenizer(tokenizer)
+        write_tokenizer(tokenizer)
         for number, size in enumerate(arguments.sizes):
             corpus = Path(folder, f"corpus-{size}.jsonl")
             num_bytes = write_corpus(corpus, size * 1_000_000)

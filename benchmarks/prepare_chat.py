@@ -86,10 +86,10 @@ def conversations(words: list[str], num_turns: int, num_bytes: int, characters: 
 def write_tokenizer(words: list[str], directory: Path, template: Path, specials: list[str]) -> None:
     from tokenizers import AddedToken, Tokenizer
 
-    from windlass.data.tokenize.tokenizer import save_trained, train
+    from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 
     chunks = (" ".join(words[at : at + 1000]) for at in range(0, len(words), 1000))
-    save_trained(train(chunks, VOCABULARY), directory)
+    save_trained(train_tokenizer(chunks, VOCABULARY), directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in specials])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -99,14 +99,14 @@ def write_tokenizer(words: list[str], directory: Path, template: Path, specials:
 
 
 def measure(directory: Path, rows: list[str], num_turns: int, *, is_fast: bool) -> dict[str, float]:
-    from windlass.data.tokenize.encode_rows import RowEncoder, RowSettings, batches
+    from windlass.data.tokenize.encode_rows import RowEncoder, RowSettings, row_batches
 
     encoder = RowEncoder(RowSettings(directory, "train", is_fast=is_fast))
     encoder([(0, rows[0])])  # compiles the template
     template = encoder._template
     before = template.num_rendered, template.chars_rendered
     start_s = time.process_time()
-    num_ids = sum(len(encoder(batch).ids) for batch in batches(rows))
+    num_ids = sum(len(encoder(batch).ids) for batch in row_batches(rows))
     cpu_s = time.process_time() - start_s
     num_bytes, num_chars = sum(len(row.encode()) for row in rows), sum(map(len, rows))
     return {

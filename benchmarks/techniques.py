@@ -25,7 +25,7 @@ from meters.machine import cpu_name
 from meters.technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
-from windlass.data.tokenize.tokenizer import save_trained, train
+from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 from windlass.proof.pool import Ranks
 from windlass.training.preflight import make_ready
 
@@ -140,7 +140,7 @@ def tokenizer_in(folder: Path) -> Path:
     tokenizer = folder / "tokenizer-of-pairs"
     if not tokenizer.exists():
         pairs = map(json.loads, (PAGES / "dpo.jsonl").read_text().splitlines())
-        save_trained(train((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), tokenizer)
+        save_trained(train_tokenizer((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), tokenizer)
     return tokenizer
 
 

@@ -39,8 +39,7 @@ from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
 from windlass.commands.generate import Sampling, generate
 from windlass.config import check_recipe
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained
-from windlass.data.tokenize.tokenizer import train as train_tokenizer
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train_tokenizer
 from windlass.training.preflight import prepare_only
 
 ROOT = Path(__file__).parents[1]

@@ -35,9 +35,9 @@ import windlass.runtime
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import FileEntry
-from windlass.checkpoint.index import pack_boxes, parse_boxes, parse_index, seal_index
+from windlass.checkpoint.index import pack_boxes, parse_boxes, parse_tensor_index, seal_index
 from windlass.checkpoint.manifest import SCHEMA, Manifest, rank_name
-from windlass.checkpoint.save import HeldTensor, choose_writers, held_by, join_held
+from windlass.checkpoint.save import HeldTensor, choose_writers, held_tensors, join_held
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.staging import local_box
 from windlass.data.config import DataConfig
@@ -136,7 +136,7 @@ def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32)
     assert all(local_box(tensor) == cuts[tensor.shape][0] for tensor in tensors.values()), "as torch says of rank 0"
     sent = [_sent_by(child, tensors, cuts) for child in children_of(0, world)]
     start_s = time.process_time()
-    held = held_by(0, tensors, {name: local_box(tensor) for name, tensor in tensors.items()})
+    held = held_tensors(0, tensors, {name: local_box(tensor) for name, tensor in tensors.items()})
     for message in sent:
         held = join_held(held, pickle.loads(message))
     saved = choose_writers(held, world)
@@ -154,7 +154,7 @@ def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32)
         files=entries,
     )  # fmt: skip
     sealed = seal(manifest.model_dump())
-    _, parse_s = timed(lambda: parse_index(index, manifest))
+    _, parse_s = timed(lambda: parse_tensor_index(index, manifest))
     places = pack_boxes(own)
     _, file_parse_s = timed(lambda: parse_boxes(places, 0, rank_name(0), entry.size, saved))
     manifest_s = timed(lambda: Manifest.model_validate(unseal(sealed, "MANIFEST")))[1]

@@ -16,7 +16,7 @@ from windlass.model.hf import load_weights
 from windlass.model.init import draw_block
 from windlass.model.lora.adapter import adapted_shapes, adapter_of, called, is_factor
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
-from windlass.model.names import Stored, stored_as
+from windlass.model.names import Stored, stored_tensor
 from windlass.model.open_config import architecture_of
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.objective import objective_of
@@ -367,7 +367,7 @@ def assert_same_tensors(
     scale = 1e-3 * max(float(tensor.abs().max()) for tensor in theirs.values())
     compared = set()
     for name, tensor in ours.items():
-        where = Stored(name) if is_factor(name) else stored_as(name, architecture)
+        where = Stored(name) if is_factor(name) else stored_tensor(name, architecture)
         rows = architecture.vocab_size if name in VOCABULARY_NAMES else tensor.shape[0]
         assert not tensor[rows:].any(), name
         whole = theirs[where.name].T if where.transposed else theirs[where.name]

@@ -24,10 +24,10 @@ from windlass.checkpoint.verify import Checkpoint
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.shards.journal import JOURNAL_NAME, open_journal
-from windlass.data.shards.mds import read_index
+from windlass.data.shards.mds import read_shard_index
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.model.open_config import StoredSizes, architecture_within, read_hf_config
@@ -83,14 +83,14 @@ def _model(folder: Path) -> object:
 
 def _documents(path: Path, **settings: object) -> int:
     source = SourceConfig.model_validate({"path": str(path), **settings})
-    return sum(map(len, source_of(source, scan(source, lambda line: None)).documents()))
+    return sum(map(len, source_of_files(source, scan(source, lambda line: None)).documents()))
 
 
 SURFACES: dict[str, Callable[[Path, bytes], object]] = {
     "config.json": lambda at, data: _model(_file(at, "config.json", data).parent),
     "MANIFEST": lambda at, data: Checkpoint.open(_file(at, "MANIFEST", data).parent),
     "trainer_state.json": lambda at, data: unseal(data, "trainer_state.json"),
-    "index.json": lambda at, data: read_index(_file(at, "index.json", data).parent),
+    "index.json": lambda at, data: read_shard_index(_file(at, "index.json", data).parent),
     "prepared.json": lambda at, data: load_prepared(_file(at, "prepared.json", data).parent),
     "journal": lambda at, data: open_journal(_file(at, JOURNAL_NAME, data + b"\n").parent),
     "tokenizer.json": _tokenizer,

@@ -363,6 +363,34 @@ SAME_NAME = {
     "verify",
 }
 
+# commands: a function of cli/ parses one, or a task of flyte/ starts it, and the function that does the work has the same name;
+# any other name belongs to one public function, so that a search finds the right one
+SAME_COMMAND = {
+    "advise",
+    "bench",
+    "doctor",
+    "evaluate",
+    "export",
+    "generate",
+    "import_file",
+    "init",
+    "launch_flyte",
+    "launch_kubernetes",
+    "launch_nodes",
+    "launch_sky",
+    "launch_slurm",
+    "main",  # the process, and the command line that it runs
+    "prepare",
+    "profile",
+    "report",
+    "runs",
+    "stacks",
+    "status",
+    "sync",
+    "train",
+    "verify",
+}
+
 MAX_FILE_LINES = 300
 MAX_IMPORTS_OF_ASSEMBLE = 20  # modules of ours: each makes one part of a run, or checks it
 MAX_FUNCTION_LINES = 50
@@ -655,6 +683,32 @@ def test_no_two_classes_have_one_name():
     assert_none(sorted({name for name in names if names.count(name) > 1}))
 
 
+def functions_by_name(trees):
+    """name -> the files that define a public function of that name at their top. trees: file -> its tree."""
+    found = {}
+    for file, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file)
+    return found
+
+
+def ambiguous_functions(trees, same_command):
+    """Names that several functions have, unless it is a command with exactly one function outside cli/ and flyte/."""
+    several = {name: files for name, files in functions_by_name(trees).items() if len(files) > 1}
+    inner = {
+        name: [file for file in files if not file.startswith(("cli/", "flyte/"))] for name, files in several.items()
+    }
+    return [f"{name}: {files}" for name, files in several.items() if name not in same_command or len(inner[name]) != 1]
+
+
+def test_no_two_functions_have_one_name():
+    trees = {place(path): tree_of(path) for path in source_files()}
+    assert_none(ambiguous_functions(trees, SAME_COMMAND))
+    found = functions_by_name(trees)
+    assert_none(sorted(name for name in SAME_COMMAND if len(found.get(name, ())) < 2))
+
+
 def test_a_room_has_a_small_door():
     graph = {}
     for path in source_files():
@@ -901,6 +955,16 @@ def test_the_other_rules_see_their_case():
     assert list(broad_excepts(ast.parse("try: ...\nexcept: ..."))) == [2]
     assert list(broad_excepts(ast.parse("try: ...\nexcept OSError: ..."))) == []
     assert list(broad_excepts(ast.parse("try: ...\nexcept BaseException:\n    tell()\n    raise"))) == []
+    one, other = ast.parse("def train(): ..."), ast.parse("def train(): ...\ndef _own(): ...")
+    assert ambiguous_functions({"cli/x.py": one, "flyte/x.py": one, "training/x.py": other}, {"train"}) == []
+    assert ambiguous_functions({"cli/x.py": one, "training/x.py": other}, set()) == [
+        "train: ['cli/x.py', 'training/x.py']"
+    ]
+    assert ambiguous_functions({"cli/x.py": one, "data/x.py": one, "training/x.py": other}, {"train"}) == [
+        "train: ['cli/x.py', 'data/x.py', 'training/x.py']"
+    ]
+    twice = {"cli/x.py": one, "cli/y.py": one}
+    assert ambiguous_functions(twice, {"train"}) == ["train: ['cli/x.py', 'cli/y.py']"]
 
 
 # ---- the repository around the source

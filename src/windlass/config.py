@@ -17,7 +17,7 @@ from windlass.data.stream.config import EvaluateConfig
 from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.launch.config import LaunchConfig
-from windlass.mistakes import gather, in_order
+from windlass.mistakes import errors_in_order, gather_mistakes
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.model.families.family_table import Family, add_family
@@ -273,7 +273,7 @@ def check_recipe(tree: Mapping[str, Any], text: str = "") -> RunConfig:
 
 def _mistakes(tree: Mapping[str, Any]) -> list[UserError]:
     """What is wrong with a recipe. Rules on a layout are judged without the model where that is wrong itself."""
-    config, found = gather(RunConfig, with_hub_cache(tree), other_names(tree, tuple(POLICIES)))
+    config, found = gather_mistakes(RunConfig, with_hub_cache(tree), other_names(tree, tuple(POLICIES)))
     between = [error for error in config.violations() if isinstance(error, UserError)]
     architecture = None
     if not any(location[:1] == ("model",) for location, _ in found):
@@ -282,7 +282,7 @@ def _mistakes(tree: Mapping[str, Any]) -> list[UserError]:
             architecture = config.model.shape(tokenizer.train if tokenizer is not None else None)
         except UserError as error:
             between.append(error)
-    return [*in_order(tree, found), *between, *judged(config.layout_violations(architecture))]
+    return [*errors_in_order(tree, found), *between, *judged(config.layout_violations(architecture))]
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -94,11 +94,11 @@ def check_hosts(stream: str, runtime: Runtime) -> list[str]:
         "wrong by as much, and hosts whose clocks differ by 30 s take each other for dead; set it by NTP"
         for host, one in off_s.items()
     ]
-    speeds = measure(runtime)
+    speeds = measure_hosts(runtime)
     return clocks if speeds is None else [*clocks, speeds.describe(), *speeds.slow_hosts()]
 
 
-def measure(runtime: Runtime) -> HostSpeeds | None:
+def measure_hosts(runtime: Runtime) -> HostSpeeds | None:
     """None on one host. Collective."""
     hosts = runtime.hosts()
     leaders = [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]

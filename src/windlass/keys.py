@@ -20,7 +20,7 @@ from windlass.config import RunConfig
 from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
 from windlass.model.families.presets import PRESETS
-from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import renamed_elsewhere, renamed_key_advice
 from windlass.settings import COUNTS, Settings
 
 SECTION: Final = "a section `{}` at `{}`"
@@ -72,7 +72,7 @@ def _section(path: str, model: type[Any], family: str = "") -> Section:
     return Section(path, about, tuple(found), family)
 
 
-def describe(path: str | None) -> list[str]:
+def describe_keys(path: str | None) -> list[str]:
     """The sections of a recipe; or the keys of one, or of a family; or one key. Raises UserError for a path that is none."""
     known = [section for section in sections() if not section.family or section.family == path]
     if path is None:
@@ -94,8 +94,8 @@ def describe(path: str | None) -> list[str]:
     if last:
         return [line for name in last for line in _lines(*named[name])]
     where, _, key = path.rpartition(".")
-    words = f"use the section {key}; " if key in RunConfig.model_fields else renamed(where, key, "VALUE")
-    words = words or renamed_elsewhere(key, "VALUE") or renamed("", key, "VALUE")
+    words = f"use the section {key}; " if key in RunConfig.model_fields else renamed_key_advice(where, key, "VALUE")
+    words = words or renamed_elsewhere(key, "VALUE") or renamed_key_advice("", key, "VALUE")
     raise UserError(
         f"windlass keys {path}",
         "a recipe has no section, no key and no family of that name",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import as_yaml
-from windlass.other_names.renamed_keys import named_section, renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import named_section, renamed_elsewhere, renamed_key_advice
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
@@ -26,7 +26,7 @@ MAX_SHOWN: Final = 60  # characters of a value that is written out in an answer
 SETTING: Final = re.compile(r"(?<![\w.])([a-z]+)\.([a-z_0-9]+)=")
 
 
-def gather(
+def gather_mistakes(
     recipe: type[Recipe], tree: Mapping[str, Any], settled: Iterable[tuple[Sequence[str], UserError]]
 ) -> tuple[Recipe, list[Mistake]]:
     """The sections of `tree`, and what is wrong inside them: a `recipe` whose wrong fields are missing, and every mistake.
@@ -79,7 +79,7 @@ def check_is_recipe(function: str, given: object) -> None:
         )
 
 
-def in_order(tree: Mapping[str, Any], found: Iterable[Mistake]) -> list[UserError]:
+def errors_in_order(tree: Mapping[str, Any], found: Iterable[Mistake]) -> list[UserError]:
     """The errors as their keys follow each other in `tree`; what is missing, and rules, after the keys of their section."""
     return [error for _, error in sorted(found, key=lambda mistake: _position(tree, mistake[0]))]
 
@@ -129,7 +129,7 @@ def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> st
     """What may be meant by a key that its section does not have: another word for one of its keys, a key of another section, a
     word for one of those, or the nearest in spelling."""
     section, key = ".".join(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
-    if (hint := renamed(section, key, value)) or len(location) > 2:
+    if (hint := renamed_key_advice(section, key, value)) or len(location) > 2:
         ours = named_section(key) if not section and isinstance(value, Mapping) else ""
         inside = _hints_inside(recipe, ours, value) if ours else ""
         return f"{hint.removesuffix('; ')}: {inside}; " if inside else hint or nearest(key, choices)
@@ -157,7 +157,7 @@ def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
     if key in _keys_at(recipe, (ours,)):
         return f"{'adapter.kind=lora ' if ours == 'adapter' and key != 'kind' else ''}{ours}.{key}={shown}"
     others = [name for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
-    hint = renamed(ours, key, value) or renamed("", key, value)
+    hint = renamed_key_advice(ours, key, value) or renamed_key_advice("", key, value)
     if not hint and len(others) == 1:
         return f"{others[0]}.{key}={shown}"
     return (hint or renamed_elsewhere(key, value)).removeprefix("use ").removesuffix("; ")

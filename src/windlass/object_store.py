@@ -43,15 +43,15 @@ def is_url(given: str) -> bool:
 class Store:
     """Files below `url`, named relative to it. Every method raises UserError, with the URL, where the store fails.
 
-    `deadline_s`: of one file, all attempts together; `setting`: the key of a recipe that sets it, for messages. `bytes_per_s`: a
-    file's size over this is added, so that no large file is too late; 0 for none."""
+    `file_timeout_s`: of one file, all attempts together; `setting`: the key of a recipe that sets it, for messages.
+    `bytes_per_s`: a file's size over this is added, so that no large file is too late; 0 for none."""
 
     def __init__(
-        self, url: str, deadline_s: float, setting: str | None = "data.cache.deadline_s", bytes_per_s: float = 0.0
+        self, url: str, file_timeout_s: float, setting: str | None = "data.cache.deadline_s", bytes_per_s: float = 0.0
     ):
         import fsspec
 
-        self.url, self.deadline_s = redacted(url.rstrip("/")), deadline_s
+        self.url, self.file_timeout_s = redacted(url.rstrip("/")), file_timeout_s
         self._setting, self._bytes_per_s = setting, bytes_per_s
         protocol = url.partition("://")[0]
         rule = "this is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
@@ -138,8 +138,8 @@ class Store:
     def _attempt(self, name: str, operation: Callable[[], Result], num_bytes: int = 0) -> Result:
         """operation() on `num_bytes`, again after what may pass, until the deadline."""
         where = f"{self.url}/{name}".rstrip("/")
-        deadline_s = self.deadline_s + (num_bytes / self._bytes_per_s if self._bytes_per_s else 0.0)
-        end_s, pause_s, last = time.monotonic() + deadline_s, FIRST_PAUSE_S, "no answer"
+        timeout_s = self.file_timeout_s + (num_bytes / self._bytes_per_s if self._bytes_per_s else 0.0)
+        end_s, pause_s, last = time.monotonic() + timeout_s, FIRST_PAUSE_S, "no answer"
         while True:
             try:
                 return in_time(operation, end_s - time.monotonic())
@@ -156,7 +156,7 @@ class Store:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         raise Unavailable(
-            f"{where} failed for {deadline_s:g} s{f' ({self._setting})' if self._setting else ''}; last: {last}",
+            f"{where} failed for {timeout_s:g} s{f' ({self._setting})' if self._setting else ''}; last: {last}",
             "a store answers within the deadline, all attempts together",
             "see that the store runs and is reached from this host"
             + (f"; raise {self._setting} for a slow one" if self._setting else ""),

@@ -18,7 +18,7 @@ from windlass.checkpoint import restore, save
 from windlass.checkpoint import shared_storage as probe
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.restore import read_tensors
 from windlass.checkpoint.save import TensorWriter
 from windlass.checkpoint.verify import Checkpoint
@@ -158,7 +158,7 @@ def save_big(directory: Path) -> None:
 
 def read_big(directory: Path, tensor: DTensor) -> int:
     checkpoint = Checkpoint.open(directory / "step-00000001")
-    return read_tensors(checkpoint, {"big": tensor}, read_index(checkpoint))
+    return read_tensors(checkpoint, {"big": tensor}, read_tensor_index(checkpoint))
 
 
 def bytes_read(directory: Path) -> tuple[int, int]:

@@ -9,8 +9,8 @@ from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, s
 from windlass.checkpoint.checkpoints import clock_due
 from windlass.checkpoint.commit import DiskFull, committed_steps
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import read_index
-from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.checkpoint.index import read_tensor_index
+from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
 
 
 def assert_equal(one, two):
@@ -25,7 +25,7 @@ def test_saved_by_two_ranks_loads_bit_equal_into_any_layout(ranks, tmp_path, asy
     training writes into the tensors after an asynchronous save has returned does not reach the checkpoint.
     """
     saved = ranks.run(2, cases.save_sharded, tmp_path / "checkpoints", asynchronous)[0]
-    assert verify(tmp_path / "checkpoints/step-00000005") == []
+    assert verify_checkpoint(tmp_path / "checkpoints/step-00000005") == []
     for world, sharded in ((1, False), (1, True), (2, True), (4, True), (2, False)):
         for trainer_state, loaded in ranks.run(world, cases.load_sharded, tmp_path / "checkpoints", sharded):
             assert trainer_state == {"position": 17, "step": 5}
@@ -144,16 +144,16 @@ def test_many_asynchronous_saves_beside_collectives_of_training(ranks, tmp_path)
     assert ranks.run(2, cases.save_while_training, tmp_path / "checkpoints") == [True, True]
     assert committed_steps(tmp_path / "checkpoints") == [8, 7]
     for step in (7, 8):
-        assert verify(tmp_path / f"checkpoints/step-{step:08d}") == []
+        assert verify_checkpoint(tmp_path / f"checkpoints/step-{step:08d}") == []
 
 
 def test_the_second_save_uses_the_plan_of_the_first(ranks, tmp_path):
     """Plans made, after each of four saves: none where no rank holds other parts."""
     assert ranks.run(2, cases.saves_in_turn, tmp_path / "checkpoints") == [[1, 1, 2, 3]] * 2
     for step in (1, 2, 3, 4):
-        assert verify(tmp_path / f"checkpoints/step-{step:08d}") == []
+        assert verify_checkpoint(tmp_path / f"checkpoints/step-{step:08d}") == []
     one, two = (Checkpoint.open(tmp_path / f"checkpoints/step-{step:08d}") for step in (1, 2))
-    assert read_index(one) == read_index(two) and one.manifest.token != two.manifest.token
+    assert read_tensor_index(one) == read_tensor_index(two) and one.manifest.token != two.manifest.token
 
 
 def test_a_save_that_fails_leaves_its_plan_to_the_next(ranks, tmp_path):
@@ -161,5 +161,5 @@ def test_a_save_that_fails_leaves_its_plan_to_the_next(ranks, tmp_path):
     made = ranks.run(2, cases.saves_between_failures, tmp_path / "checkpoints")
     assert made == [[1, 1, 1, 1, 2, 2]] * 2, "once, and once more where a rank holds a tensor more"
     assert committed_steps(tmp_path / "checkpoints") == [6, 4]
-    assert all(verify(tmp_path / f"checkpoints/step-{step:08d}") == [] for step in (4, 6))
-    assert "only" in read_index(Checkpoint.open(tmp_path / "checkpoints/step-00000006"))
+    assert all(verify_checkpoint(tmp_path / f"checkpoints/step-{step:08d}") == [] for step in (4, 6))
+    assert "only" in read_tensor_index(Checkpoint.open(tmp_path / "checkpoints/step-00000006"))

@@ -12,14 +12,14 @@ from windlass.checkpoint.commit import (
     Draft,
     check_takes_steps,
     committed_steps,
-    delete,
+    delete_checkpoint,
     named_errors,
     new_token,
     quarantine,
     sweep,
 )
-from windlass.checkpoint.keep import list_checkpoints, survey
-from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.checkpoint.keep import list_checkpoints, size_problems
+from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
 from windlass.errors import BadCheckpoint, UserError
 
 MIB = 1 << 20
@@ -196,7 +196,7 @@ def test_a_kill_while_deleting_leaves_no_half_of_a_committed_checkpoint(tmp_path
     save_steps(tmp_path, 100, 200)
     checkpoints = tmp_path / "checkpoints"
     monkeypatch.setattr("shutil.rmtree", lambda *a, **k: None)  # killed before the first file is gone
-    delete(checkpoints, 100, "run")
+    delete_checkpoint(checkpoints, 100, "run")
     monkeypatch.undo()
     assert committed_steps(checkpoints) == [200]
     assert sweep(checkpoints, "run") == 1
@@ -231,7 +231,7 @@ def test_a_directory_copied_elsewhere_is_whole(tmp_path):
 
     save_steps(tmp_path, 100)
     shutil.copytree(tmp_path / "checkpoints/step-00000100", tmp_path / "usb-stick")
-    assert verify(tmp_path / "usb-stick") == [] and survey(tmp_path / "usb-stick") == []
+    assert verify_checkpoint(tmp_path / "usb-stick") == [] and size_problems(tmp_path / "usb-stick") == []
     assert Checkpoint.open(tmp_path / "usb-stick").read("resolved.yaml") == b"seed: 1\n"
     with pytest.raises(BadCheckpoint, match="has no file 'other'"):
         Checkpoint.open(tmp_path / "usb-stick").read("other")
@@ -256,7 +256,7 @@ def test_steps_that_are_links_are_restored_and_pruned_without_what_they_lead_to(
     assert [row.problem for row in list_checkpoints(tmp_path / "run", verified=True)] == ["", ""]
     assert checkpoints.save(300, make_tensors(300), {}, {})
     assert names(tmp_path / "run/checkpoints") == ["step-00000300"], "the links are deleted"
-    assert names(bulk) == ["100", "200"] and verify(bulk / "100") == verify(bulk / "200") == []
+    assert names(bulk) == ["100", "200"] and verify_checkpoint(bulk / "100") == verify_checkpoint(bulk / "200") == []
 
 
 def test_a_link_to_a_bad_checkpoint_is_put_aside_and_its_files_stay(tmp_path):

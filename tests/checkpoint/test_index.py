@@ -7,7 +7,7 @@ from tests.checkpoint import cases
 from tests.checkpoint.cases import save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_boxes, parse_boxes, parse_index, read_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, parse_boxes, parse_tensor_index, read_tensor_index
 from windlass.checkpoint.manifest import HEADER_BYTES, INDEX, index_bytes_of, rank_header
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.stream import TensorSource
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory):
 
 
 def test_the_index_says_where_the_bytes_of_each_tensor_are(checkpoint):
-    tensors = read_index(checkpoint)
+    tensors = read_tensor_index(checkpoint)
     assert {name: (one.dtype, one.shape) for name, one in tensors.items()} == {
         "model.big": ("float32", (1100, 1000)),
         "model.bias": ("bfloat16", (7,)),
@@ -48,7 +48,7 @@ def test_the_index_is_as_long_for_eight_ranks_as_for_two(tmp_path, ranks):
     for world in (2, 8):
         ranks.run(world, cases.save_values, tmp_path / str(world), [1])
         found = Checkpoint.open(tmp_path / str(world) / "step-00000001")
-        tensors = read_index(found)
+        tensors = read_tensor_index(found)
         assert {name: len(one.grids) for name, one in tensors.items()} == dict.fromkeys(tensors, 1)
         assert sum(1 for _ in tensors["shard0"].parts()) == world == found.manifest.world
         lengths[world] = len(found.read(INDEX))
@@ -100,7 +100,7 @@ def test_a_hostile_index_is_refused_though_its_hash_fits(checkpoint, change, why
     body = copy.deepcopy(unseal(checkpoint.read(INDEX), INDEX))
     change(body)
     with pytest.raises(BadCheckpoint, match=f"index.json: .*{why}"):
-        parse_index(seal(body), checkpoint.manifest)
+        parse_tensor_index(seal(body), checkpoint.manifest)
 
 
 def test_parts_that_share_elements_are_refused_though_their_sizes_add_up(checkpoint):
@@ -108,7 +108,7 @@ def test_parts_that_share_elements_are_refused_though_their_sizes_add_up(checkpo
     half = {"offsets": [0, 0], "sizes": [550, 1000], "rank": 0, "axes": []}
     body["tensors"]["model.big"]["grids"] = [half, {**half, "offsets": [549, 0]}]
     with pytest.raises(BadCheckpoint, match=r"'model.big': \[0, 0\] \+ \[550, 1000\] is in two parts|in two parts"):
-        parse_index(seal(body), checkpoint.manifest)
+        parse_tensor_index(seal(body), checkpoint.manifest)
 
 
 ROWS = tuple(Grid.of(RankPart(rank, Box((2 * rank, 0), (2, 2)))) for rank in range(2))
@@ -153,7 +153,7 @@ def test_grids_of_too_many_parts_are_refused_and_soon(checkpoint):
     body["tensors"]["model.bias"].update(shape=[2 * count], grids=[one, {**one, "offsets": [1]}])
     manifest = checkpoint.manifest.model_copy(update={"world": 10**7})
     with pytest.raises(BadCheckpoint, match=r"'model\.bias': 2 grids meet in more than 131072 parts"):
-        parse_index(seal(body), manifest)
+        parse_tensor_index(seal(body), manifest)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,6 @@ def test_a_file_that_does_not_say_what_it_holds_is_refused(checkpoint, tmp_path,
         writer.write(memoryview(header + b"{}" + bytes(100)))
         entry = writer.close()
     manifest = checkpoint.manifest.model_copy(update={"files": {"rank-00000.bin": entry}})
-    other, tensors = Checkpoint(tmp_path, manifest, b""), read_index(checkpoint)
+    other, tensors = Checkpoint(tmp_path, manifest, b""), read_tensor_index(checkpoint)
     with pytest.raises(BadCheckpoint, match=f"rank-00000.bin.* {why}"), TensorSource(other, tensors) as source:
         source.read("model.bias", RankPart(0, Box((0,), (7,))), Box((0,), (7,)))

@@ -6,8 +6,8 @@ import torch
 from tests.checkpoint.cases import make_run, make_tensors, save_steps
 from windlass.checkpoint.commit import committed_steps, quarantine
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, survey
-from windlass.checkpoint.verify import complaint, verify
+from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, size_problems
+from windlass.checkpoint.verify import complaint, verify_checkpoint
 from windlass.errors import UserError
 
 
@@ -122,16 +122,16 @@ def test_diff_names_what_only_one_has_and_what_changed_its_form(tmp_path):
 def test_a_complaint_names_the_file_and_what_to_do(tmp_path):
     save_steps(tmp_path, 10)
     directory = tmp_path / "checkpoints/step-00000010"
-    assert verify(directory) == []
+    assert verify_checkpoint(directory) == []
     damage(directory)
-    found = complaint(directory, verify(directory))
+    found = complaint(directory, verify_checkpoint(directory))
     assert "rank-00000.bin: hash" in found.given and "byte for byte" in found.rule and "older" in found.change
 
 
 def test_the_quick_check_sees_what_a_listing_shows(tmp_path):
     save_steps(tmp_path, 10)
     shutil.rmtree(tmp_path / "checkpoints/step-00000010/tokenizer")
-    assert [problem.what for problem in survey(tmp_path / "checkpoints/step-00000010")] == ["missing"]
+    assert [problem.what for problem in size_problems(tmp_path / "checkpoints/step-00000010")] == ["missing"]
 
 
 def test_a_tensor_saved_without_dims_or_elements_compares(tmp_path):
@@ -159,7 +159,7 @@ def test_a_step_that_cannot_be_deleted_is_named_and_the_others_are_deleted(tmp_p
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_save_counts_although_older_steps_cannot_be_deleted(tmp_path, monkeypatch, asynchronous):
     checkpoints = make_run(tmp_path, keep_last=1, **{"async": asynchronous})
-    monkeypatch.setattr("windlass.checkpoint.keep.delete", denied)
+    monkeypatch.setattr("windlass.checkpoint.keep.delete_checkpoint", denied)
     for step in (10, 20):
         checkpoints.save(step, make_tensors(step), {}, {})
     checkpoints.wait()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint import cases
 from windlass.checkpoint.commit import committed_steps
-from windlass.checkpoint.verify import verify
+from windlass.checkpoint.verify import verify_checkpoint
 from windlass.proof.pool import RankFailed
 
 
@@ -37,7 +37,7 @@ def kill_trials(ranks, run, count, asynchronous, everyone, seed):
         if trial:  # a busier or an idler machine than at the first save: kills stay among both
             duration_s *= 1.2 if after[0] == expected else 1 / 1.2
         for step in after:
-            assert verify(checkpoints / f"step-{step:08d}") == []
+            assert verify_checkpoint(checkpoints / f"step-{step:08d}") == []
     assert ranks.run(2, cases.load_values, checkpoints)[0] == (after[0], {float(after[0])})
     assert ranks.run(1, cases.load_values, checkpoints)[0][0] == after[0]
     return cut, done

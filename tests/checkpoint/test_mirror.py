@@ -18,7 +18,7 @@ from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.manifest import MANIFEST, step_name
 from windlass.checkpoint.mirror import Mirror, fetch_newest, open_remote, whole_steps
-from windlass.checkpoint.verify import verify
+from windlass.checkpoint.verify import verify_checkpoint
 from windlass.errors import BadCheckpoint, Unavailable, UserError
 
 KEEP_ALL = CheckpointConfig(keep_last=100, every_minutes=None)
@@ -267,7 +267,7 @@ def test_no_kill_during_a_copy_to_s3_loses_what_was_copied_before(tmp_path, s3_p
         shutil.rmtree(there := tmp_path / "there", ignore_errors=True)
         fetched = fetch_newest(open_remote(url), there, lambda line: None)
         assert fetched in (newest, step), (trial, newest, fetched)
-        assert verify(there / "checkpoints" / step_name(fetched)) == []
+        assert verify_checkpoint(there / "checkpoints" / step_name(fetched)) == []
         done, cut, newest = done + (fetched == step), cut + (fetched != step), fetched
     print(f"{cut} copies cut off, {done} whole")
     assert cut >= 5 and done >= 5

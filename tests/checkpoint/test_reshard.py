@@ -18,11 +18,11 @@ from windlass.checkpoint import reshard as page
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.hashed_file import PIECE_BYTES
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.keep import Difference, diff
 from windlass.checkpoint.reshard import reshard
 from windlass.checkpoint.sealed_json import unseal
-from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
 from windlass.errors import BadCheckpoint, UserError
 
 ROOT = Path(__file__).parents[2]
@@ -54,18 +54,18 @@ def source(tmp_path):
 
 
 def write(source, target):
-    return reshard(source, target / "checkpoints", plan(read_index(Checkpoint.open(source))), 4)
+    return reshard(source, target / "checkpoints", plan(read_tensor_index(Checkpoint.open(source))), 4)
 
 
 def test_every_byte_arrives_in_the_files_that_were_asked_for(source, tmp_path):
     manifest = write(source, tmp_path / "new")
     made = tmp_path / "new" / "checkpoints" / "step-00000010"
     assert (manifest.step, manifest.world, manifest.metric) == (10, 4, 2.5)
-    assert verify(made) == [] and diff(source, made) == Difference(same=5)
+    assert verify_checkpoint(made) == [] and diff(source, made) == Difference(same=5)
     tensors = blank()
     trainer_state = make_run(tmp_path / "new").restore(tensors)
     assert trainer_state == {"samples": 100, "step": 10} and is_state_of(tensors, 10)
-    index = read_index(Checkpoint.open(made))
+    index = read_tensor_index(Checkpoint.open(made))
     where = {name: [(part.rank, *part.box) for part in tensor.parts()] for name, tensor in index.items()}
     assert where["model.big"] == [(0, (0, 0), (1100, 300)), (1, (0, 300), (1100, 700))]
     assert where["model.bias"] == [(1, (0,), (4,)), (3, (4,), (3,))], "no empty part"
@@ -78,7 +78,7 @@ def test_every_byte_arrives_in_the_files_that_were_asked_for(source, tmp_path):
 def test_pieces_are_those_that_training_writes(source, tmp_path):
     """Else a comparison by hashes would find differences where there are none."""
     save_steps(tmp_path / "again", 10)
-    one = {name: [RankPart(0, tensor.whole)] for name, tensor in read_index(Checkpoint.open(source)).items()}
+    one = {name: [RankPart(0, tensor.whole)] for name, tensor in read_tensor_index(Checkpoint.open(source)).items()}
     write(source, tmp_path / "new")
     made = tmp_path / "new" / "checkpoints" / "step-00000010"
     reshard(made, tmp_path / "back" / "checkpoints", one, 1)
@@ -130,7 +130,9 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path, dim):
     big = torch.arange(160 << 18, dtype=torch.float32).view(-1, 4096)
     make_run(tmp_path / "run").save(1, {"model.big": big}, {}, {})
     source = tmp_path / "run" / "checkpoints" / "step-00000001"
-    parts = {"model.big": split(read_index(Checkpoint.open(source))["model.big"].whole, dim, 0, 1024, 2048, 3072)}
+    parts = {
+        "model.big": split(read_tensor_index(Checkpoint.open(source))["model.big"].whole, dim, 0, 1024, 2048, 3072)
+    }
     tracemalloc.start()
     try:
         reshard(source, tmp_path / "new" / "checkpoints", parts, 4)
@@ -168,7 +170,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint_or_a_draft(source, tmp_p
         drafts += len(list((target / "checkpoints").glob(".tmp-*")))
         for step in committed_steps(target / "checkpoints"):
             made = target / "checkpoints" / f"step-{step:08d}"
-            assert diff(source, made) == Difference(same=5) and verify(made) == []
+            assert diff(source, made) == Difference(same=5) and verify_checkpoint(made) == []
             made.rename(target / f"done-{time.time()}")
             committed += 1
     write(source, target)

@@ -14,7 +14,7 @@ from tests.checkpoint.test_grid import layouts
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.restore import read_tensors
 from windlass.checkpoint.save import HeldTensor, Plan, TensorWriter, choose_writers, join_held, plan_save, write_planned
 from windlass.checkpoint.staging import DTYPES, raw_bytes
@@ -25,7 +25,7 @@ from windlass.ranks.tree import children_of
 
 def read(run, tensors):
     checkpoint = Checkpoint.open(run / "checkpoints/step-00000100")
-    return read_tensors(checkpoint, tensors, read_index(checkpoint))
+    return read_tensors(checkpoint, tensors, read_tensor_index(checkpoint))
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from windlass.checkpoint import sealed_json as sealed
-from windlass.checkpoint.sealed_json import check_name, digest, parse_strict, seal, unseal
+from windlass.checkpoint.sealed_json import check_file_name, digest, parse_strict, seal, unseal
 from windlass.errors import BadCheckpoint
 
 BODY = {"step": 3, "metric": 2.5, "name": "ä", "list": [1, None, {"a": True}]}
@@ -105,11 +105,11 @@ def test_not_a_number_cannot_be_sealed():
 )
 def test_paths_that_could_leave_the_directory_are_refused(name):
     with pytest.raises(BadCheckpoint, match="MANIFEST names the file"):
-        check_name(name, "MANIFEST")
+        check_file_name(name, "MANIFEST")
 
 
 @pytest.mark.parametrize(
     "name", ["rank-00000.bin", "tokenizer/tokenizer.json", "a.b-c_d+e=f@g", "special_tokens_map.json"]
 )
 def test_ordinary_names_pass(name):
-    assert check_name(name, "MANIFEST") == name
+    assert check_file_name(name, "MANIFEST") == name

@@ -10,10 +10,10 @@ import pytest
 from tests.checkpoint.cases import make_run, make_tensors, save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, read_tensor_index
 from windlass.checkpoint.keep import largest_difference
 from windlass.checkpoint.manifest import rank_header, rank_name
-from windlass.checkpoint.stream import TensorSource, cut
+from windlass.checkpoint.stream import TensorSource, cut_box
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 
@@ -25,7 +25,7 @@ SHAPES = [(), (7,), (5, 6), (3, 4, 5), (2, 1, 3, 4), (0, 3)]
 def test_parts_are_contiguous_bounded_and_in_order(shape, most):
     whole = Box((0,) * len(shape), shape)
     numbers = numpy.arange(math.prod(shape)).reshape(shape)
-    parts = list(cut(whole, most))
+    parts = list(cut_box(whole, most))
     found = [numbers[part.within(whole)].reshape(-1) for part in parts]
     assert all(0 < part.num_elements <= most for part in parts)
     assert numpy.array_equal(numpy.concatenate([numpy.empty(0, int), *found]), numbers.reshape(-1))
@@ -108,7 +108,7 @@ def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
     data[-3] ^= 4
     path.write_bytes(data)
     checkpoint = Checkpoint.open(directory)
-    tensors = read_index(checkpoint)
+    tensors = read_tensor_index(checkpoint)
     with TensorSource(checkpoint, tensors) as source:
         last = max(
             tensors, key=lambda name: max((source.offset(name, part) for part in tensors[name].parts()), default=0)

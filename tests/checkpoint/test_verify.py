@@ -11,7 +11,7 @@ from windlass.checkpoint.hashed_file import PIECE_BYTES, PieceReader
 from windlass.checkpoint.keep import list_checkpoints, prune
 from windlass.checkpoint.manifest import HEADER_BYTES, MANIFEST, index_bytes_of
 from windlass.checkpoint.sealed_json import seal, unseal
-from windlass.checkpoint.verify import Checkpoint, complaint, verify
+from windlass.checkpoint.verify import Checkpoint, complaint, verify_checkpoint
 from windlass.errors import BadCheckpoint, UserError
 
 
@@ -58,16 +58,16 @@ def flip_bits(directory, count, seed):
         name = largest if number % 4 == 0 else draw.choice(names)
         bit = draw.randrange(8 * (directory / name).stat().st_size)
         flip(directory / name, bit)
-        problems = verify(directory)
+        problems = verify_checkpoint(directory)
         if [problem.file for problem in problems] != [name] or name not in str(complaint(directory, problems)):
             missed.append((name, bit, problems))
         flip(directory / name, bit)
-    assert verify(directory) == []
+    assert verify_checkpoint(directory) == []
     return missed
 
 
 def test_a_whole_checkpoint_has_no_problems(run):
-    assert verify(run / "checkpoints/step-00000200") == []
+    assert verify_checkpoint(run / "checkpoints/step-00000200") == []
 
 
 def test_files_are_read_side_by_side_and_named_in_order(copy, monkeypatch):
@@ -84,7 +84,7 @@ def test_files_are_read_side_by_side_and_named_in_order(copy, monkeypatch):
     monkeypatch.setattr(PieceReader, "verify", together)
     for name in (names[-1], names[0]):
         flip(directory / name, 8 * ((directory / name).stat().st_size // 2))
-    assert [problem.file for problem in verify(directory)] == [names[0], names[-1]]
+    assert [problem.file for problem in verify_checkpoint(directory)] == [names[0], names[-1]]
 
 
 def test_100_single_bit_flips_in_all_files_are_found_and_the_file_is_named(copy):
@@ -210,7 +210,7 @@ FAULTS = [
 def test_a_fault_is_named_with_its_file_and_restore_uses_the_older_step(copy, fault):
     newest = copy / "checkpoints/step-00000200"
     file, what, detail = fault(newest)
-    problems = verify(newest)
+    problems = verify_checkpoint(newest)
     assert [(problem.file, problem.what) for problem in problems] == [(file, what)] and detail in problems[0].detail
     logged, state = [], blank()
     assert make_run(copy, logged).restore(state) == {"samples": 1000, "step": 100}
@@ -290,7 +290,7 @@ def test_a_directory_that_is_a_link_is_not_followed(copy):
     directory = copy / "checkpoints/step-00000200"
     (directory / "tokenizer").rename(copy / "elsewhere")
     (directory / "tokenizer").symlink_to(copy / "elsewhere")
-    assert [(one.file, one.what) for one in verify(directory)] == [
+    assert [(one.file, one.what) for one in verify_checkpoint(directory)] == [
         ("tokenizer/vocab.txt", "missing"),
         ("tokenizer", "extra"),
     ]
@@ -301,7 +301,7 @@ def test_a_directory_that_is_a_link_is_not_followed(copy):
 def test_many_problems_are_cut_to_five(copy):
     for number in range(1, 9):
         (copy / f"checkpoints/step-00000200/rank-{number:05d}.bin").write_text("")
-    text = str(complaint(copy, verify(copy / "checkpoints/step-00000200")))
+    text = str(complaint(copy, verify_checkpoint(copy / "checkpoints/step-00000200")))
     assert "rank-00005.bin: extra" in text and "rank-00006" not in text and "(and 3 more)" in text
 
 
@@ -325,7 +325,7 @@ def add_foreign(directory):
 def test_files_that_we_did_not_write_are_ignored_and_listed(copy):
     newest = copy / "checkpoints/step-00000200"
     add_foreign(newest)
-    assert verify(newest) == [] and Checkpoint.open(newest).foreign_files() == sorted(FOREIGN)
+    assert verify_checkpoint(newest) == [] and Checkpoint.open(newest).foreign_files() == sorted(FOREIGN)
     logged, state = [], blank()
     assert make_run(copy, logged).restore(state)["step"] == 200 and is_state_of(state, 200)
     (sentence,) = logged
@@ -339,7 +339,7 @@ def test_a_fault_of_our_files_is_found_beside_files_that_are_not_ours(copy, faul
     newest = copy / "checkpoints/step-00000200"
     add_foreign(newest)
     file, what, _ = fault(newest)
-    assert [(problem.file, problem.what) for problem in verify(newest)] == [(file, what)]
+    assert [(problem.file, problem.what) for problem in verify_checkpoint(newest)] == [(file, what)]
 
 
 def test_a_checkpoint_with_files_that_are_not_ours_is_deleted_whole(copy):
@@ -365,4 +365,4 @@ def test_a_file_that_vanishes_while_a_directory_is_listed_is_no_error(copy, monk
         return lstat(path)
 
     monkeypatch.setattr(type(copy), "lstat", vanish)
-    assert Checkpoint.open(newest).foreign_files() == [] and verify(newest) == []
+    assert Checkpoint.open(newest).foreign_files() == [] and verify_checkpoint(newest) == []

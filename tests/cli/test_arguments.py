@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.cli import main as cli
-from windlass.cli.arguments import check_overrides, check_recipe_file, check_run
+from windlass.cli.arguments import check_overrides, check_recipe_file, check_run_argument
 from windlass.errors import UserError
 
 
@@ -47,9 +47,9 @@ def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path, monkeypatch)
         assert error.given == "runs is a folder of runs"
         names = "runs/0, runs/1, runs/2, runs/3, and 2 more"
         assert error.change == f"name one of {names}; `windlass runs runs` lists them"
-    assert check_run(tmp_path / "runs/1") == tmp_path / "runs/1"
+    assert check_run_argument(tmp_path / "runs/1") == tmp_path / "runs/1"
     (tmp_path / "runs/events.jsonl").touch()
-    assert check_run(tmp_path / "runs") == tmp_path / "runs", "a run with runs in it is one"
+    assert check_run_argument(tmp_path / "runs") == tmp_path / "runs", "a run with runs in it is one"
 
 
 def test_hugging_faces_name_of_the_longest_continuation_is_ours_too(monkeypatch, tmp_path):

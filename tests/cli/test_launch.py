@@ -43,7 +43,7 @@ def test_a_mistake_costs_no_start(arguments, words, tmp_path, monkeypatch, capsy
     ("launcher", "words"),
     [
         ("windlass.launch.nodes.launch_nodes", ["launch", "nodes", "tiny.yaml", *MEET, "run.tokens_per_step=192"]),
-        ("windlass.launch.local.launch", ["train", "tiny.yaml", "--nproc", "2"]),
+        ("windlass.launch.local.launch_ranks", ["train", "tiny.yaml", "--nproc", "2"]),
     ],
 )
 def test_a_signal_before_ranks_begin_says_whether_the_run_goes_on(

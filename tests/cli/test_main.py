@@ -200,7 +200,7 @@ def test_more_ranks_than_cores_are_said_before_they_start(base, monkeypatch, cap
     monkeypatch.chdir(base)
     monkeypatch.setattr(cli.local, "count_gpus", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
-    monkeypatch.setattr(cli.local, "launch", lambda *_arguments: print("starts") or EXIT_USER_ERROR)
+    monkeypatch.setattr(cli.local, "launch_ranks", lambda *_arguments: print("starts") or EXIT_USER_ERROR)
     cli.app(["train", "tiny.yaml", "run.directory=crowd", "--nproc", "2"], standalone_mode=False)
     assert re.fullmatch(r"2 ranks share 1 core: .+\nstarts\n", capsys.readouterr().out)
 

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from windlass.cli.main import app
-from windlass.commands.data_inspect import render
+from windlass.commands.data_inspect import render_sample
 from windlass.config import to_yaml
 from windlass.data.lint.statistics import Segment
 from windlass.data.prepare.prepare import prepare
@@ -67,18 +67,20 @@ def test_a_set_that_is_not_there_is_refused(base):
 
 
 def test_without_colour_what_is_not_learned_is_marked():
-    assert render(SAMPLE, is_marked=True).plain == ("⟦<eos>⟧⟦question⟧answer<eos>\n-----\n\n[7 positions of padding]")
+    assert render_sample(SAMPLE, is_marked=True).plain == (
+        "⟦<eos>⟧⟦question⟧answer<eos>\n-----\n\n[7 positions of padding]"
+    )
 
 
 def test_in_colour_what_is_not_learned_is_dim_and_nothing_is_marked():
-    text = render(SAMPLE, is_marked=False)
+    text = render_sample(SAMPLE, is_marked=False)
     assert text.plain.startswith("<eos>questionanswer<eos>\n-----\n")
     assert {text.plain[span.start : span.end]: span.style for span in text.spans}["question"] == "dim"
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_control_characters_are_shown_and_not_sent(is_marked):
-    text = render([Segment("target", "a\x1b[31mred\x07\tb\n\x7f\x9b", 3)], is_marked).plain
+    text = render_sample([Segment("target", "a\x1b[31mred\x07\tb\n\x7f\x9b", 3)], is_marked).plain
     assert text == "a\\x1b[31mred\\x07\tb\n\\x7f\\x9b"
 
 

@@ -63,19 +63,19 @@ def test_an_error_exits_with_2(base, monkeypatch):
 
 def test_a_directory_without_prepared_data_is_refused(base):
     with pytest.raises(UserError) as caught:
-        lint.check(str(base / "corpus"), [])
+        lint.lint_data(str(base / "corpus"), [])
     assert caught.value.given == f"{base / 'corpus'} holds no prepared data"
     assert "windlass prepare RECIPE" in caught.value.change
 
 
 def test_settings_with_a_directory_are_refused(base):
     with pytest.raises(UserError) as caught:
-        lint.check(str(base / "data"), ["run.steps=3"])
+        lint.lint_data(str(base / "data"), ["run.steps=3"])
     assert caught.value.given == f"run.steps=3 with the directory {base / 'data'}"
     assert caught.value.change == "give the recipe instead of the directory, or leave the settings out"
 
 
 def test_a_recipe_that_is_not_prepared_is_refused(base):
     with pytest.raises(UserError) as caught:
-        lint.check(str(base / "tiny.yaml"), [f"data.directory={base / 'nowhere'}"])
+        lint.lint_data(str(base / "tiny.yaml"), [f"data.directory={base / 'nowhere'}"])
     assert "holds no prepared data" in caught.value.given and caught.value.change == "windlass prepare"

@@ -19,7 +19,7 @@ from tests.doctor.test_gpus import one_host
 from windlass.cli.main import app
 from windlass.commands import doctor as command
 from windlass.commands.doctor import doctor, seen
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train, vocab_size_of
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.host import HostLimits
 from windlass.errors import EXIT_USER_ERROR
@@ -92,7 +92,7 @@ def test_a_tokenizer_without_an_end_or_larger_than_the_model_is_a_finding(machin
     data = {**RECIPE["data"], "tokenizer": {"from": str(folder)}}
     (found,) = doctor(write(machine, data=data), root=machine)
     assert found.name == "recipe" and "end" in found.rule + found.found
-    save_trained(train(["wind rope anchor"], 300), machine / "trained")
+    save_trained(train_tokenizer(["wind rope anchor"], 300), machine / "trained")
     data["tokenizer"] = {"from": str(machine / "trained")}
     entries = vocab_size_of(open_tokenizer(machine / "trained")[0])
     assert names(write(machine, data=data, model={**RECIPE["model"], "vocab_size": entries}), root=machine) == []

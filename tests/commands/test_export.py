@@ -12,7 +12,7 @@ from tests.commands.command_line import run_command
 from tests.live_bytes import LiveBytes
 from windlass.commands.export import PROBE_TEXT, export, keep, replace
 from windlass.commands.generate import Sampling, generate
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train, vocab_size_of
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer, vocab_size_of
 from windlass.errors import UserError
 from windlass.training.open_saved import open_saved
 
@@ -142,7 +142,7 @@ def test_a_type_whose_tokenizer_transformers_takes_from_no_file_is_named_with_wh
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     base = tmp_path / "base"
-    save_trained(train([PROBE_TEXT], 400), base)  # learns what Qwen2's rules would cut
+    save_trained(train_tokenizer([PROBE_TEXT], 400), base)  # learns what Qwen2's rules would cut
     tokenizer, eos_id = open_tokenizer(base)
     heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": vocab_size_of(tokenizer)}

@@ -11,7 +11,7 @@ import torch
 from tests import tiny
 from windlass.cli import main as cli
 from windlass.commands import generate as of_generate
-from windlass.commands.generate import ChatWriter, Sampling, choose, converse, generate, sample
+from windlass.commands.generate import ChatWriter, Sampling, choose_token, converse, generate, sample
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.model.cache import KVCache
@@ -37,7 +37,7 @@ def test_sampling_takes_the_likeliest_at_temperature_zero_and_stays_in_the_nucle
     generator = torch.Generator().manual_seed(0)
 
     def drawn(times, **sampling):
-        return [choose(logits, Sampling(**sampling), generator) for _ in range(times)]
+        return [choose_token(logits, Sampling(**sampling), generator) for _ in range(times)]
 
     logits = torch.tensor([0.1, 3.0, 2.0, -1.0]).log_softmax(-1)
     assert drawn(1, temperature=0, top_p=1.0) == [1]

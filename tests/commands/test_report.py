@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.commands.report import follow, report
+from windlass.commands.report import report, serve_reports
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 
@@ -38,6 +38,6 @@ def test_what_makes_no_page_is_refused(tmp_path, runs, output, words):
 
 def test_a_page_is_written_or_served(tmp_path):
     with pytest.raises(UserError, match="--output with --serve"):
-        follow([tmp_path], tmp_path / "page.html", 0, print)
+        serve_reports([tmp_path], tmp_path / "page.html", 0, print)
     with pytest.raises(UserError, match=r"events\.jsonl does not exist"):
-        follow([tmp_path], None, 0, print)
+        serve_reports([tmp_path], None, 0, print)

@@ -8,9 +8,9 @@ import pytest
 
 from tests import tiny
 from tests.training.runs.resuming import carry
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.keep import Difference, diff
-from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
 from windlass.commands.export import export
 from windlass.commands.reshard import move
 from windlass.errors import UserError
@@ -79,7 +79,7 @@ def trained(tmp_path_factory, ranks):
 
 def boxes(checkpoint):
     """name -> its boxes, in whoever's files."""
-    index = read_index(Checkpoint.open(checkpoint))
+    index = read_tensor_index(Checkpoint.open(checkpoint))
     return {name: sorted(part.box for part in tensor.parts()) for name, tensor in index.items()}
 
 
@@ -105,7 +105,7 @@ def test_around_the_ring_offline_every_bit_stays(trained, tmp_path, model):
         source = offline(source, tmp_path / str(number), layout)
         difference = diff(first, source)
         assert difference == Difference(same=difference.same) and difference.same > 3 * 4 * 8, layout
-        assert verify(source) == []
+        assert verify_checkpoint(source) == []
     assert boxes(source) == boxes(first), "and the last is cut as the first"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from windlass.commands.status import Row, as_json, as_table, runs, status
+from windlass.commands.status import Row, runs, runs_as_json, runs_as_table, status
 from windlass.errors import UserError
 from windlass.status import LOCK, is_locked, write_status
 from windlass.training.run_directory import hold
@@ -123,18 +123,18 @@ def test_the_runs_below_a_directory_with_their_last_figures(tmp_path, clock):
     new, old = runs(tmp_path)
     assert replace(old, age_s=0.0) == Row("old", "finished", 2, 7.0, 3.25, 2000.0, 0.0)
     assert replace(new, age_s=0.0) == Row("group/new", "dead", 0, None, None, None, 0.0)
-    titles, first, second = as_table([new, old], tmp_path)
+    titles, first, second = runs_as_table([new, old], tmp_path)
     assert titles.split() == ["run", "state", "step", "loss", "validation", "last", "tok/s", "written"]
     assert first.split()[:6] == ["group/new", "dead", "0", "-", "-", "-"]
     assert second.split()[:7] == ["old", "finished", "2", "7.0000", "3.2500", "2", "k"] and second.endswith(" ago")
-    assert [json.loads(line)["run"] for line in as_json([new, old])] == ["group/new", "old"]
+    assert [json.loads(line)["run"] for line in runs_as_json([new, old])] == ["group/new", "old"]
     (alone,) = runs(tmp_path / "old")
     assert replace(alone, age_s=old.age_s) == old and new.age_s < old.age_s
 
 
 def test_a_loss_beyond_all_bounds_does_not_widen_the_table(tmp_path):
     write_run(tmp_path / "a", "failed", 2, {"kind": "step", "step": 2, "loss": 1e300, "tokens_per_s": 1.0})
-    assert [*as_table(runs(tmp_path), tmp_path)][1].split()[3:5] == ["1.0e+300", "-"]
+    assert [*runs_as_table(runs(tmp_path), tmp_path)][1].split()[3:5] == ["1.0e+300", "-"]
 
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path):
@@ -194,9 +194,9 @@ def test_a_damaged_run_is_one_by_name_and_hides_no_other(tmp_path, damage):
     found = {row.run: row for row in runs(tmp_path)}
     assert [found[name].state for name in "abc"] == ["finished", "damaged", "finished"]
     assert found["b"].problem == problem and found["a"].problem is None
-    _titles, *lines, last = as_table(list(found.values()), tmp_path)
+    _titles, *lines, last = runs_as_table(list(found.values()), tmp_path)
     assert len(lines) == 3 and last == f"b is damaged: {problem}"
-    assert [json.loads(line)["problem"] for line in as_json(list(found.values()))].count(None) == 2
+    assert [json.loads(line)["problem"] for line in runs_as_json(list(found.values()))].count(None) == 2
     if damage is damage_checkpoints:
         with pytest.raises(UserError, match="is a file\n"):
             status(tmp_path / "b")
@@ -235,6 +235,6 @@ def test_figures_that_are_no_numbers_are_none(tmp_path):
 
 
 def test_where_no_run_is(tmp_path):
-    assert list(as_table(runs(tmp_path), tmp_path)) == [f"no run below {tmp_path}: none has a status.json"]
+    assert list(runs_as_table(runs(tmp_path), tmp_path)) == [f"no run below {tmp_path}: none has a status.json"]
     with pytest.raises(UserError, match="is no directory"):
         runs(tmp_path / "absent")

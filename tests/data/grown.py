@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from windlass.data.shards.journal import Beat, Journal, JournaledWriter, begin
+from windlass.data.shards.journal import Beat, Journal, JournaledWriter, begin_journal
 
 LENGTH, ROWS = 5, 5  # ids of a sample, samples of a shard
 EOS = 0
@@ -14,7 +14,7 @@ class Grown:
     def __init__(self, directory, beats=True):
         self.directory = directory
         (directory / "train").mkdir(parents=True)
-        begin(directory, {"fingerprint": "mine", "sets": {}, "files": {}})
+        begin_journal(directory, {"fingerprint": "mine", "sets": {}, "files": {}})
         self.go_on(beats)
 
     def go_on(self, beats=True):

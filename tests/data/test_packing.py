@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windlass.data import packing
-from windlass.data.packing import isolate, pack, pack_best_fit, unpack
+from windlass.data.packing import isolate, pack, pack_best_fit, unpack_samples
 
 EOS = 7
 
@@ -42,7 +42,7 @@ def test_no_tokens_make_no_sample():
 def test_unpack_is_the_inverse():
     stream = np.arange(50, 113, dtype=np.int32)
     ids, labels = samples_of(stream, [20, 21, 40], 10)
-    assert unpack(zip(ids, labels)).tolist() == [EOS, *stream.tolist()]
+    assert unpack_samples(zip(ids, labels)).tolist() == [EOS, *stream.tolist()]
 
 
 def corpus(lengths):

@@ -12,10 +12,10 @@ from tokenizers import AddedToken, Tokenizer
 from tests import tiny
 from tests.data.chat_templates import CASES
 from tests.data.planted import WORDS
-from windlass.commands.data_inspect import show
+from windlass.commands.data_inspect import print_set
 from windlass.config import to_yaml
 from windlass.data.batch_fields import NOT_COUNTED
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader
 from windlass.report.events import read_events
@@ -127,7 +127,7 @@ def trained(config, capfd):
     path = config.run.directory.parent / "recipe.yaml"
     path.write_text(to_yaml(config))
     capfd.readouterr()
-    show(str(path), [], "train", "0", True)
+    print_set(str(path), [], "train", "0", True)
     said = capfd.readouterr().out
     train(config)
     steps = [line for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "step"]
@@ -151,7 +151,7 @@ def test_texts(tmp_path, capfd, name):
     stream = [prepared.eos_id]
     for text in texts:
         stream += [*tokenizer.encode(text, add_special_tokens=False).ids, prepared.eos_id]
-    assert unpack(Reader(prepared.shards("train"))).tolist() == stream
+    assert unpack_samples(Reader(prepared.shards("train"))).tolist() == stream
     assert f"tokens      {len(stream) - 1:,}" in said and len(texts) == prepared.sets["train"].documents
 
 

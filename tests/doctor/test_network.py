@@ -8,12 +8,12 @@ import pytest
 from windlass.doctor.network import (
     Interface,
     Meeting,
+    check_host_name,
     check_infiniband,
     check_interfaces,
     check_meeting,
-    check_name,
+    connect_to_endpoint,
     interfaces,
-    meet,
 )
 
 LO = Interface("lo", True, 65_536, ("127.0.0.1",))
@@ -30,16 +30,16 @@ def names(found):
 def test_a_listening_endpoint_is_met_through_its_interface_and_one_that_refuses_is_reached():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        met = meet("127.0.0.1", port, interfaces())
+        met = connect_to_endpoint("127.0.0.1", port, interfaces())
         assert met.via == "lo" and met.error is None and met.segment
         assert list(check_meeting("here", met, interfaces())) == []
-    refused = meet("127.0.0.1", port, interfaces())
+    refused = connect_to_endpoint("127.0.0.1", port, interfaces())
     assert isinstance(refused.error, ConnectionRefusedError) and refused.via == "lo"
     assert list(check_meeting("here", refused, interfaces())) == []
 
 
 def test_a_name_that_nobody_knows_and_a_firewall_are_findings():
-    unknown = meet("no-such-host.invalid", 80, [])
+    unknown = connect_to_endpoint("no-such-host.invalid", 80, [])
     silent = Meeting("eth0", TimeoutError(errno.ETIMEDOUT, "timed out"))
     for met in (unknown, silent):
         (found,) = check_meeting("node0:29400", met, [ETH])
@@ -92,7 +92,7 @@ def test_the_interface_that_nccl_takes_leads_to_the_other_hosts(environ, here, v
     ],
 )
 def test_a_hosts_own_name_is_an_address_that_others_reach(addresses, found):
-    assert names(check_name("node0", addresses)) == found
+    assert names(check_host_name("node0", addresses)) == found
 
 
 def port(root, device, state):

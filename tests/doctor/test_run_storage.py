@@ -6,7 +6,7 @@ import os
 import pytest
 
 from windlass.doctor import run_storage
-from windlass.doctor.run_storage import Directory, check_directory, probe
+from windlass.doctor.run_storage import Directory, check_run_storage, probe
 from windlass.units import GIB, MIB
 
 
@@ -44,5 +44,5 @@ def test_what_is_bad(changes, name, said):
     from pathlib import Path
 
     good = Directory(Path("/runs"), 100 * GIB, 500 * MIB, True, 0.01)
-    found = list(check_directory(good._replace(**changes), 10 * GIB, 3))
+    found = list(check_run_storage(good._replace(**changes), 10 * GIB, 3))
     assert [one.name for one in found] == [name] * (name is not None) and all(said in one.found for one in found)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from windlass.errors import UserError
-from windlass.flyte.page import MOST_BYTES, LivePage, reported
+from windlass.flyte.page import MOST_BYTES, LivePage, flushed_page
 from windlass.report.events import EventLog
 
 
@@ -34,7 +34,7 @@ def test_a_run_without_events_has_no_page_yet(tmp_path):
 
 def test_what_came_last_is_flushed_at_the_end_even_of_a_failure(log, tmp_path):
     pages = []
-    with pytest.raises(UserError), reported(tmp_path, pages.append, every_s=1e6):
+    with pytest.raises(UserError), flushed_page(tmp_path, pages.append, every_s=1e6):
         log.write("step", 7, {"loss": 2.25})
         raise UserError("given", "rule", "change")
     assert len(pages) == 1 and "2.2500" in pages[0]

@@ -10,7 +10,7 @@ import torch
 
 from windlass import host_speeds
 from windlass.errors import UserError
-from windlass.host_speeds import HostSpeeds, check_hosts, measure, rounds
+from windlass.host_speeds import HostSpeeds, check_hosts, measure_hosts, rounds
 from windlass.runtime import start_runtime
 
 MIB = 2**20
@@ -101,7 +101,7 @@ def test_no_number_of_hosts_and_no_network_takes_ten_seconds(monkeypatch, hosts,
     monkeypatch.setattr(host_speeds.dist, "all_reduce", network.all_reduce)
     monkeypatch.setattr(host_speeds.dist, "P2POp", lambda _operation, tensor, _rank: tensor)
     monkeypatch.setattr(host_speeds.dist, "batch_isend_irecv", network.exchange)
-    found = measure(network.runtime)
+    found = measure_hosts(network.runtime)
     assert 0 < network.simulated < 10
     assert len(found.pairs) == (1 if hosts == 2 else hosts)
     assert 0.4 * rate < found.summed < 1.001 * rate, "a part of it is latency"
@@ -114,7 +114,7 @@ def on_hosts(names):
     from windlass.runtime import start_runtime
 
     with mock.patch.object(socket, "gethostname", return_value=names[dist.get_rank()]):
-        return measure(start_runtime())
+        return measure_hosts(start_runtime())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def compare_hosts(streams, ahead_s):
     now_s, host = 1e9 + ahead_s[runtime.rank], f"host{runtime.rank}"
     try:
         clock = mock.patch.object(host_speeds, "time", SimpleNamespace(time=lambda: now_s))
-        unmeasured = mock.patch.object(host_speeds, "measure", lambda _: None)
+        unmeasured = mock.patch.object(host_speeds, "measure_hosts", lambda _: None)
         with clock, unmeasured, mock.patch.object(socket, "gethostname", lambda: host):
             return check_hosts(streams[runtime.rank], runtime)
     except UserError as error:

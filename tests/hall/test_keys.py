@@ -8,7 +8,7 @@ from docs.generate.build import DOCS, schema_text
 from tests import tiny
 from windlass.config import RunConfig
 from windlass.errors import UserError
-from windlass.keys import describe, schema, sections
+from windlass.keys import describe_keys, schema, sections
 from windlass.mistakes import more_of
 from windlass.recipe import parse_yaml
 
@@ -16,20 +16,20 @@ RECIPES = sorted((DOCS.parent / "recipes").rglob("*.yaml"))
 
 
 def test_all_sections_with_their_keys():
-    printed = "\n".join(describe(None))
+    printed = "\n".join(describe_keys(None))
     assert all(f"\n{name} " in f"\n{printed}" for name in RunConfig.model_fields)
     assert "optim.groups" in printed and "learning_rate_scale" in printed
-    assert max(map(len, describe(None))) <= 100
+    assert max(map(len, describe_keys(None))) <= 100
 
 
 def test_a_section_a_key_and_a_key_by_its_last_name():
-    lines = describe("checkpoint")
+    lines = describe_keys("checkpoint")
     assert "checkpoint.keep_last: int, at least 1; default 2" in lines and "`" not in lines[0]
-    one = describe("optim.learning_rate")
+    one = describe_keys("optim.learning_rate")
     assert one[0] == "optim.learning_rate: number, above 0; default 0.0003" and len(one) < 10
-    assert describe("learning_rate") == one
+    assert describe_keys("learning_rate") == one
     assert [
-        line.split(":")[0] for line in describe("kind") if line.startswith(("objective.", "adapter.", "optim."))
+        line.split(":")[0] for line in describe_keys("kind") if line.startswith(("objective.", "adapter.", "optim."))
     ] == [
         "objective.kind",
         "adapter.kind",
@@ -39,7 +39,7 @@ def test_a_section_a_key_and_a_key_by_its_last_name():
 
 def test_a_name_that_is_none_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"windlass keys optim\.lerning_rate") as caught:
-        describe("optim.lerning_rate")
+        describe_keys("optim.lerning_rate")
     assert "did you mean `optim.learning_rate`?" in caught.value.change and "`windlass keys`" in caught.value.change
 
 
@@ -56,20 +56,20 @@ def test_a_name_that_is_none_is_answered_with_the_nearest():
 )
 def test_another_tools_name_is_answered_with_ours(name, answer):
     with pytest.raises(UserError) as caught:
-        describe(name)
+        describe_keys(name)
     assert caught.value.change.startswith(answer) and caught.value.change.endswith("`windlass keys` lists them all")
 
 
 def test_the_fields_of_a_family():
-    lines = describe("qwen3_moe")
+    lines = describe_keys("qwen3_moe")
     assert any(one.startswith("model.num_experts: ") for one in lines)
-    assert not any(one.startswith("model.preset") for one in lines) and "qwen3_moe" in "\n".join(describe(None))
+    assert not any(one.startswith("model.preset") for one in lines) and "qwen3_moe" in "\n".join(describe_keys(None))
 
 
 def test_a_field_of_the_model_is_answered_with_its_families():
-    lines = describe("model.num_experts")
+    lines = describe_keys("model.num_experts")
     assert lines[0].startswith("model.num_experts: int, at least 1") and any("qwen3_moe" in line for line in lines)
-    assert describe("model.hidden_size")[0].startswith("model.hidden_size: ")
+    assert describe_keys("model.hidden_size")[0].startswith("model.hidden_size: ")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_what_a_message_sends_a_reader_to_is_answered(section, key):
         .removeprefix("`windlass keys ")
         .removesuffix("` explains the key")
     )
-    assert describe(path.removesuffix(".x"))
+    assert describe_keys(path.removesuffix(".x"))
 
 
 def test_every_key_of_every_section_and_family_is_answered():
-    assert all(describe(f"{one.path}.{key.name}") for one in sections() for key in one.keys)
+    assert all(describe_keys(f"{one.path}.{key.name}") for one in sections() for key in one.keys)
 
 
 def test_every_key_has_a_meaning():

@@ -30,7 +30,7 @@ TOKENIZER = {"tokenizer.json": '{"b": 2}', "tokenizer_config.json": '{"c": 3}', 
 
 
 def fetch(name=NAME, revision=None):
-    commit = room.resolve(name, revision, report=lambda _: None)
+    commit = room.resolve_commit(name, revision, report=lambda _: None)
     room.fetch_config(name, commit)
     room.fetch_weights(name, commit)
     return commit
@@ -68,7 +68,7 @@ def test_a_branch_is_pinned_and_moves_without_its_commit(hub):
     first = hub.add(NAME, WHOLE, branch="v1")
     assert fetch(revision="v1") == first
     second = hub.add(NAME, {**WHOLE, "model.safetensors": b"new"}, branch="v1")
-    assert room.resolve(NAME, first) == first
+    assert room.resolve_commit(NAME, first) == first
     assert (room.locate(NAME, first, "model.from") / "model.safetensors").stat().st_size == 200_000
     assert fetch(revision="v1") == second
     assert (room.locate(NAME, "v1", "model.from") / "model.safetensors").read_bytes() == b"new"
@@ -241,23 +241,23 @@ def test_without_a_network_the_cache_answers_and_says_so(hub, monkeypatch, tmp_p
     fetch()
     said = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert room.resolve(NAME, None, said.append) == commit
+    assert room.resolve_commit(NAME, None, said.append) == commit
     assert said == [f"{NAME}: the hub was not asked (HF_HUB_OFFLINE is set); main is {commit[:12]} in the cache"]
-    error = refused(room.resolve, "org/other", None)
+    error = refused(room.resolve_commit, "org/other", None)
     assert "org/other (main) is not in the cache" in error.given and "HF_HUB_OFFLINE is set" in error.given
     assert error.change.startswith("run `windlass prepare RECIPE` where there is a network")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "others").mkdir(parents=True)
-    assert refused(room.resolve, "org/other", None).change.startswith("did you mean `org/others`? run ")
+    assert refused(room.resolve_commit, "org/other", None).change.startswith("did you mean `org/others`? run ")
     assert "tokenizer.json of org/model" in refused(room.fetch_tokenizer, NAME, commit).given
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     hub.down = True
-    assert room.resolve(NAME, None, said.append) == commit and "it answered 503" in said[1]
-    assert "does not give it (it answered 503)" in refused(room.resolve, "org/other", None).given
+    assert room.resolve_commit(NAME, None, said.append) == commit and "it answered 503" in said[1]
+    assert "does not give it (it answered 503)" in refused(room.resolve_commit, "org/other", None).given
     hub.stop()
     close_session()
-    assert room.resolve(NAME, None, said.append) == commit and "ConnectError" in said[2]
-    assert "does not give it (ConnectError" in refused(room.resolve, "org/other", None).given
+    assert room.resolve_commit(NAME, None, said.append) == commit and "ConnectError" in said[2]
+    assert "does not give it (ConnectError" in refused(room.resolve_commit, "org/other", None).given
 
 
 @pytest.mark.parametrize(("code", "change"), [(errno.ENOSPC, "make room there"), (errno.EACCES, "set HF_HOME")])
@@ -273,7 +273,7 @@ def test_a_cache_that_takes_nothing_more_is_named(hub, monkeypatch, code, change
 
 def test_an_address_that_is_no_hub_is_named(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint + "/store")
-    assert "does not answer as a hub does: " in refused(room.resolve, NAME, None).given
+    assert "does not answer as a hub does: " in refused(room.resolve_commit, NAME, None).given
 
 
 def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):
@@ -296,7 +296,7 @@ def test_a_path_is_no_hub_name(given):
 
 TWO = """
 from windlass.hub import client as hub
-commit = hub.resolve("org/model", None)
+commit = hub.resolve_commit("org/model", None)
 hub.fetch_config("org/model", commit)
 hub.fetch_weights("org/model", commit)
 """

@@ -4,7 +4,7 @@ import pytest
 
 from tests import tiny
 from windlass.errors import UserError
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 
 
 def test_a_cache_of_nothing_and_a_url_are_refused(tmp_path):
@@ -21,5 +21,5 @@ def test_what_names_the_hub_is_looked_for_in_the_cache(tmp_path):
     assert config.hub.cache is not None and "~" not in config.hub.cache
     assert config.data.tokenizer.hub_cache == config.hub.cache
     with pytest.raises(UserError) as caught:
-        directory_of(config.model)
+        model_directory(config.model)
     assert config.hub.cache in caught.value.given

@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.launch.agent import SHUTDOWN_S, _first
-from windlass.launch.elastic import in_order
+from windlass.launch.elastic import failures_in_order
 from windlass.launch.spawn import Exit
 
 
@@ -18,5 +18,5 @@ from windlass.launch.spawn import Exit
     ],
 )
 def test_a_killed_rank_counts_among_the_first(codes, rank):
-    failures = in_order({rank: Exit(code, time_s) for rank, (time_s, code) in codes.items()})
+    failures = failures_in_order({rank: Exit(code, time_s) for rank, (time_s, code) in codes.items()})
     assert _first(failures) == (rank, codes[rank][1])

@@ -7,7 +7,7 @@ import pytest
 
 from windlass.errors import SeveralErrors, UserError
 from windlass.launch.config import FlyteConfig
-from windlass.launch.flyte import check_no_secret, check_parts, check_tasks, driver, ranks_per_node
+from windlass.launch.flyte import check_flyte_parts, check_no_secret, check_tasks, driver, ranks_per_node
 
 
 def calls(text, name):
@@ -58,9 +58,9 @@ def test_parts_are_tasks_of_the_cached_preparation():
 )
 def test_parts_that_could_not_be_joined_are_refused(mount, place, said):
     with pytest.raises(UserError, match=said):
-        check_parts(FlyteConfig(image="i:1", mount=mount, prepare_parts=7), "data.directory", Path(place))
+        check_flyte_parts(FlyteConfig(image="i:1", mount=mount, prepare_parts=7), "data.directory", Path(place))
     for kept in ("data", "/runs/data"):
-        check_parts(FlyteConfig(image="i:1", mount="/runs", prepare_parts=7), "data.directory", Path(kept))
+        check_flyte_parts(FlyteConfig(image="i:1", mount="/runs", prepare_parts=7), "data.directory", Path(kept))
 
 
 def test_what_is_not_named_is_the_clusters():

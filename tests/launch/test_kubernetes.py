@@ -19,7 +19,7 @@ from windlass.data.prepare.prepare import prepare
 from windlass.errors import Unavailable, UserError
 from windlass.launch import kubernetes as made_by
 from windlass.launch.config import KubernetesConfig
-from windlass.launch.kubernetes import apply, check_parts, check_pods, command, manifests
+from windlass.launch.kubernetes import apply, check_kubernetes_parts, check_pods, command, manifests
 from windlass.launch.slurm import Size
 
 models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api (the dev extra)")
@@ -199,9 +199,9 @@ def test_a_jobset_prepares_in_parts_before_it_trains():
 )
 def test_parts_that_could_not_be_joined_are_refused(kind, changes, place, said):
     with pytest.raises(UserError, match=said):
-        check_parts(FULL.changed(prepare_parts=8, **changes), kind, "data.directory", PurePosixPath(place))
+        check_kubernetes_parts(FULL.changed(prepare_parts=8, **changes), kind, "data.directory", PurePosixPath(place))
     for kept in ("data", "/runs/data"):
-        check_parts(FULL.changed(prepare_parts=8), "jobset", "data.directory", PurePosixPath(kept))
+        check_kubernetes_parts(FULL.changed(prepare_parts=8), "jobset", "data.directory", PurePosixPath(kept))
 
 
 def test_no_name_of_a_variable_in_a_mount_is_expanded():

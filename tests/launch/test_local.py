@@ -277,7 +277,7 @@ def launched(tmp_path):
 
 LAUNCHES = """
 import json, os, pathlib, sys
-from windlass.launch.local import launch
+from windlass.launch.local import launch_ranks
 from windlass.launch.restarts import Restarts
 from windlass.status import read_status, write_status
 from windlass.supervise import watchdog
@@ -285,7 +285,7 @@ watchdog.LEAVE_S = 1.0
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
     try:
-        code = launch([case], 2, run, Restarts(*given, 0, "samples up to {}".format) if given else None)
+        code = launch_ranks([case], 2, run, Restarts(*given, 0, "samples up to {}".format) if given else None)
     except KeyboardInterrupt:
         code = "interrupted"
     ends.append((code, read_status(run).step))

@@ -17,7 +17,7 @@ from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.launch import sky as made_by
 from windlass.launch.config import SkyConfig
-from windlass.launch.sky import check_hosts, submit, task
+from windlass.launch.sky import check_sky_hosts, submit_sky, task
 from windlass.launch.slurm import Size
 
 OTHER = Path(__file__).parents[2] / ".venv-sky/bin/python"
@@ -106,14 +106,14 @@ def test_a_name_that_it_does_not_take_is_refused(name):
 )
 def test_hosts_that_would_lose_the_run_are_refused(changes, run, has_remote, size, said):
     with pytest.raises(UserError, match=said):
-        check_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), has_remote, size)
+        check_sky_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), has_remote, size)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_data_that_other_hosts_would_not_see_are_refused(nodes):
     with pytest.raises(UserError, match=r"data\.directory=/scratch/data with the volume mounted at /runs"):
-        check_hosts(FULL, PurePosixPath("a"), PurePosixPath("/scratch/data"), True, Size(nodes, 1))
-    check_hosts(FULL, PurePosixPath("a"), PurePosixPath("s3://bucket/data"), True, Size(nodes, 1))
+        check_sky_hosts(FULL, PurePosixPath("a"), PurePosixPath("/scratch/data"), True, Size(nodes, 1))
+    check_sky_hosts(FULL, PurePosixPath("a"), PurePosixPath("s3://bucket/data"), True, Size(nodes, 1))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_data_that_other_hosts_would_not_see_are_refused(nodes):
     ],
 )
 def test_hosts_that_keep_it_are_not(changes, run, size):
-    check_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), True, size)
+    check_sky_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), True, size)
 
 
 def test_a_volume_needs_a_directory():
@@ -145,10 +145,10 @@ def test_sky_answers_or_its_refusal_is_shown(monkeypatch, code, said):
     monkeypatch.setattr(made_by.subprocess, "run", run)
     monkeypatch.setenv("TOKEN", "hidden")
     if code == 0:
-        assert submit("text", "mine", ["TOKEN"]) == said
+        assert submit_sky("text", "mine", ["TOKEN"]) == said
     else:
         with pytest.raises(UserError) as caught:
-            submit("text", "mine", ["TOKEN"])
+            submit_sky("text", "mine", ["TOKEN"])
         assert said in caught.value.given
     command = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", "mine", "--secret", "TOKEN"]
     assert asked == [(command, "text")]
@@ -157,12 +157,12 @@ def test_sky_answers_or_its_refusal_is_shown(monkeypatch, code, said):
 def test_without_sky_or_without_a_secret_it_says_so(monkeypatch):
     monkeypatch.setattr(made_by.shutil, "which", lambda _name: None)
     with pytest.raises(UserError, match="SkyPilot is not installed here"):
-        submit("text", "mine", [])
+        submit_sky("text", "mine", [])
     monkeypatch.setattr(made_by.shutil, "which", lambda _name: "/bin/sky")
     monkeypatch.setattr(made_by.subprocess, "run", lambda *_, **__: pytest.fail("submitted"))
     monkeypatch.delenv("TOKEN", raising=False)
     with pytest.raises(UserError, match=r"launch\.sky\.secrets names TOKEN, which is not set here"):
-        submit("text", "mine", ["TOKEN"])
+        submit_sky("text", "mine", ["TOKEN"])
 
 
 READ = """

@@ -10,7 +10,7 @@ import pytest
 
 from windlass.errors import Unavailable, UserError
 from windlass.launch.config import LaunchConfig
-from windlass.launch.slurm import Size, prepare_scripts, size_of, submit, train_script
+from windlass.launch.slurm import Size, prepare_scripts, size_of, submit_slurm, train_script
 
 SITE = {
     "partition": "a100",
@@ -175,8 +175,8 @@ def test_a_job_that_slurm_itself_requeues_without_end_ends_too(cluster):
 
 def test_submitting(cluster, monkeypatch):
     file = cluster / "new/train.sbatch"
-    assert submit(file, "the script\n") == "17" and file.read_text() == "the script\n"
-    assert submit(file, "again\n", after="16") == "17"
+    assert submit_slurm(file, "the script\n") == "17" and file.read_text() == "the script\n"
+    assert submit_slurm(file, "again\n", after="16") == "17"
     assert (cluster / "asked").read_text().splitlines() == [
         f"--parsable {file}",
         f"--parsable --dependency=afterok:16 --kill-on-invalid-dep=yes {file}",
@@ -184,14 +184,14 @@ def test_submitting(cluster, monkeypatch):
     for said, kind in (("error: invalid partition", UserError), ("Unable to contact slurm controller", Unavailable)):
         monkeypatch.setenv("SAYS", said)
         with pytest.raises(UserError, match=f"sbatch refused {file}: {said}") as caught:
-            submit(file, "")
+            submit_slurm(file, "")
         assert type(caught.value) is kind
     (cluster / "taken").touch()
     with pytest.raises(UserError, match=r"taken/train\.sbatch cannot be written"):
-        submit(cluster / "taken/train.sbatch", "")
+        submit_slurm(cluster / "taken/train.sbatch", "")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="sbatch is not installed here"):
-        submit(file, "")
+        submit_slurm(file, "")
 
 
 def test_sizes():

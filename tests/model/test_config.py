@@ -10,7 +10,7 @@ from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
 from windlass.model.families.family_table import to_hf
 from windlass.model.families.presets import PRESETS
-from windlass.model.open_config import architecture_of, directory_of
+from windlass.model.open_config import architecture_of, model_directory
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
 LLAMA = {"family": "llama", **SIZES}
@@ -237,8 +237,8 @@ def test_a_pinned_commit_is_read_although_its_branch_has_moved(tmp_path, monkeyp
         (refs / branch).write_text(newer)
     for revision in ({}, {"revision": "v1"}):
         config = ModelConfig(**{"from": "org/name", **revision, "commit": pinned})
-        assert directory_of(config).name == pinned and architecture_of(config).num_layers == 3
-        assert directory_of(ModelConfig(**{"from": "org/name", **revision})).name == newer
+        assert model_directory(config).name == pinned and architecture_of(config).num_layers == 3
+        assert model_directory(ModelConfig(**{"from": "org/name", **revision})).name == newer
 
 
 def test_a_config_json_without_its_family_is_named():

@@ -16,7 +16,7 @@ from windlass.model.dropout import (
     EMBEDDING,
     MLP_OUTPUT,
     dropout,
-    fold,
+    fold_keys,
     keep_mask,
     layer_keys,
     row_keys,
@@ -40,7 +40,7 @@ def correlation(one, two):
 
 @pytest.mark.parametrize("probability", [0.01, 0.1, 0.5, 0.9])
 def test_the_rate_is_the_probability_in_every_sample_row_and_column(probability):
-    keys = fold(torch.arange(64), 5)
+    keys = fold_keys(torch.arange(64), 5)
     mask = kept(probability, keys).double()
     spread = math.sqrt(probability * (1 - probability))
     assert abs(1 - probability - mask.mean().item()) < 4 * spread / math.sqrt(mask.numel())
@@ -246,7 +246,7 @@ GPT2_FIELDS = {"resid_pdrop": 0.2, "embd_pdrop": 0.3, "attn_pdrop": 0.4}
 def with_our_masks(model, probabilities):
     """transformers' GPT-2, in training, with our masks where its config has a probability."""
     keys = layer_keys(KEYS_3, torch.arange(len(model.transformer.h)))
-    model.transformer.drop = OurMask(fold(KEYS_3, EMBEDDING), EMBEDDING, probabilities["embd_pdrop"])
+    model.transformer.drop = OurMask(fold_keys(KEYS_3, EMBEDDING), EMBEDDING, probabilities["embd_pdrop"])
     for keys_B, block in zip(keys, model.transformer.h, strict=True):
         block.attn.resid_dropout = OurMask(keys_B, ATTENTION_OUTPUT, probabilities["resid_pdrop"])
         block.mlp.dropout = OurMask(keys_B, MLP_OUTPUT, probabilities["resid_pdrop"])

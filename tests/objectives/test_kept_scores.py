@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tests.parallel.tiny import make_program
-from windlass.objectives.kept_scores import identity, score_set, with_scores
+from windlass.objectives.kept_scores import identity, score_pairs, with_scores
 from windlass.objectives.preference import REFERENCE
 
 SAMPLES, T = 7, 4
@@ -27,7 +27,7 @@ def scored(world, at_once):
     for at in range(rank * at_once, -(-SAMPLES // (at_once * ranks)) * at_once * ranks, at_once * ranks):
         samples = list(range(SAMPLES))[at : at + at_once]
         rounds.append((min(at, SAMPLES), len(samples), batch_of(samples, at_once)))
-    return score_set("train", rounds, SAMPLES, program, lines.append).tolist(), lines
+    return score_pairs("train", rounds, SAMPLES, program, lines.append).tolist(), lines
 
 
 def test_every_rank_has_the_scores_of_all_samples(ranks):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parallel.tiny import each, make_program
-from windlass.optim.rounding import Numbering, hash32, numbering_of, step_keys, stored_as, stream_keys, two_noises
+from windlass.optim.rounding import Numbering, hash32, numbering_of, rounded_to, step_keys, stream_keys, two_noises
 
 N = 1 << 16
 
@@ -23,7 +23,7 @@ def numbers(count=N):
 def test_the_mean_is_the_number_itself(value):
     low, high = two_noises(numbers(), keys())
     for noise in (low, high):
-        rounded = stored_as(torch.full((N,), value), torch.bfloat16, noise).double()
+        rounded = rounded_to(torch.full((N,), value), torch.bfloat16, noise).double()
         gap = rounded.max() - rounded.min()
         assert len(rounded.unique()) == 2 and rounded.min() <= value <= rounded.max()
         assert abs(rounded.mean() - value) <= 5 * gap / 2 / N**0.5, "five standard deviations of a fair coin"
@@ -32,14 +32,14 @@ def test_the_mean_is_the_number_itself(value):
 def test_what_bf16_holds_stays_and_what_is_no_number_too():
     held = torch.tensor([0.0, -0.0, 1.0, -2.5, float("inf"), -float("inf"), 2.0**-133]).repeat(100)
     noise = two_noises(numbers(len(held)), keys())[0]
-    assert torch.equal(stored_as(held, torch.bfloat16, noise).float(), held)
-    assert stored_as(torch.full((100,), float("nan")), torch.bfloat16, noise[:100]).isnan().all()
+    assert torch.equal(rounded_to(held, torch.bfloat16, noise).float(), held)
+    assert rounded_to(torch.full((100,), float("nan")), torch.bfloat16, noise[:100]).isnan().all()
 
 
 def test_without_noise_it_is_the_nearest_and_other_dtypes_take_no_noise():
     values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(stored_as(values, torch.bfloat16, None), values.bfloat16())
-    assert stored_as(values, torch.float32, numbers(1000)) is values
+    assert torch.equal(rounded_to(values, torch.bfloat16, None), values.bfloat16())
+    assert rounded_to(values, torch.float32, numbers(1000)) is values
 
 
 def test_noise_is_uniform_and_another_for_every_step_name_seed_and_half():

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
-from windlass.model.names import names_of
+from windlass.model.names import hugging_face_names
 from windlass.optim.config import GroupConfig
 from windlass.optim.rules import assign, frozen_names
 
@@ -24,7 +24,7 @@ GPT2 = {"family": "gpt2", "vocab_size": 150, "n_embd": 24, "n_layer": 2, "n_head
 
 
 def names(model=QWEN3, tied=True):
-    return names_of(ModelConfig.model_validate({**model, "tie_word_embeddings": tied}).architecture())
+    return hugging_face_names(ModelConfig.model_validate({**model, "tie_word_embeddings": tied}).architecture())
 
 
 def group(*patterns, **settings):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tests.parallel.tiny import make_program
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
-from windlass.parallel.activations import GIB, Kept, Workload, choose, count_kept, plan_recompute
+from windlass.parallel.activations import GIB, Kept, Workload, choose_recompute, count_kept, plan_recompute
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.stages import blocks_in_flight
@@ -313,7 +313,7 @@ def cheapest(kept, budget):
 
 @pytest.mark.parametrize("budget", range(8, 140, 3))
 def test_the_choice_is_the_cheapest_that_fits(budget):
-    kinds = choose(ALIKE, budget)
+    kinds = choose_recompute(ALIKE, budget)
     assert total(ALIKE, kinds) <= budget
     assert (kinds.count("full"), kinds.count("selective")) == cheapest(ALIKE, budget)
     assert list(kinds) == sorted(kinds, key=["full", "selective", "none"].index), "what is computed again comes first"
@@ -321,7 +321,7 @@ def test_the_choice_is_the_cheapest_that_fits(budget):
 
 @pytest.mark.parametrize("budget", range(12, 160, 4))
 def test_unequal_blocks_fit_too_and_are_near_the_cheapest(budget):
-    kinds = choose(UNEQUAL, budget)
+    kinds = choose_recompute(UNEQUAL, budget)
     assert total(UNEQUAL, kinds) <= budget
     assert kinds.count("full") <= cheapest(UNEQUAL, budget)[0] + 1
     assert kinds[3] != "selective", "a block for which selective keeps more than none does not use it"

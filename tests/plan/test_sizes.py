@@ -5,7 +5,7 @@ import pytest
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
 from windlass.plan.memory import RankMemory
-from windlass.plan.sizes import StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
+from windlass.plan.sizes import StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.precision.config import PrecisionConfig
 from windlass.units import GIB
 
@@ -32,7 +32,7 @@ def test_twice_as_many_tokens_are_tried_where_nothing_is_recomputed():
 
 
 def sizes_of(*batches):
-    return in_order(StepSize(batch, kind) for batch in batches for kind in KINDS)
+    return best_first(StepSize(batch, kind) for batch in batches for kind in KINDS)
 
 
 def test_more_tokens_come_before_less_recomputation_and_all_else_before_full():

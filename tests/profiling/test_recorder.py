@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from windlass.parallel.config import MeshLayout
 from windlass.parallel.mesh import make_mesh
-from windlass.profiling.recorder import StepRecorder, directory_of
+from windlass.profiling.recorder import StepRecorder, profile_directory
 from windlass.profiling.summary import summarize
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_the_steps_asked_for_are_recorded_whole_and_no_others(tmp_path):
         recorder.between_steps(step)
         for _ in range(step):
             torch.ones(4, 4).sigmoid()
-    directory = directory_of(tmp_path, 8, 0)
+    directory = profile_directory(tmp_path, 8, 0)
     assert directory == tmp_path / "profiles" / "step-00000008-rank-0"
     assert sorted(file.name for file in directory.iterdir()) == ["collectives.json", "facts.json", "trace.json.gz"]
     assert log.events == [("profile", 10, {"steps": [9, 10], "directory": str(directory)})]
@@ -68,7 +68,7 @@ def test_a_run_that_ends_writes_the_steps_that_it_had(tmp_path):
         torch.ones(2, 2).exp()
     recorder.finish(3)
     recorder.finish(3)
-    found = summarize(directory_of(tmp_path, 0, 0))
+    found = summarize(profile_directory(tmp_path, 0, 0))
     assert (found.first_step, found.last_step, requests.answers, len(log.events)) == (1, 3, 1, 1)
     assert {row.name: row.calls for row in found.operators}["aten::exp"] == 1
 
@@ -96,8 +96,8 @@ def sent_by_axis(base):
         for _ in range(3):
             dist.all_reduce(torch.ones(7, dtype=torch.bfloat16), group=loss)
         dist.all_reduce(torch.tensor(1, dtype=torch.int64), group=loss)
-    found = summarize(directory_of(Path(base), 0, rank))
-    assert json.loads((directory_of(Path(base), 0, rank) / "facts.json").read_text())["rank"] == rank
+    found = summarize(profile_directory(Path(base), 0, rank))
+    assert json.loads((profile_directory(Path(base), 0, rank) / "facts.json").read_text())["rank"] == rank
     return [(row.axis, row.kind, row.calls, row.bytes) for row in found.traffic], [row.seconds for row in found.traffic]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import UserError
-from windlass.profiling.summary import OperatorTime, Summary, Traffic, kind_of, newest, summarize
+from windlass.profiling.summary import OperatorTime, Summary, Traffic, newest, operator_kind, summarize
 
 RECORDED = Path(__file__).parent / "recordings" / "ddp_a100.json"
 STEP = {"ph": "X", "cat": "user_annotation", "tid": 1}
@@ -121,7 +121,7 @@ def test_a_recorded_step_of_a_gpu_is_counted_as_it_is_microsecond_by_microsecond
     ],
 )  # fmt: skip
 def test_an_operator_is_of_the_kind_that_its_name_says(name, kind):
-    assert kind_of(name) == kind
+    assert operator_kind(name) == kind
 
 
 def test_a_summary_is_read_as_it_was_written_and_the_newest_is_found(tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
-from windlass.proof.compare import TOLERANCE, as_json, figures, numbers, reported, same_rows, tensors
+from windlass.proof.compare import TOLERANCE, compare_events, figures, numbers, proof_row_as_json, same_rows, tensors
 from windlass.proof.reference_run import ReferenceRun
 from windlass.proof.watch import Seen
 
@@ -114,7 +114,7 @@ def test_a_tensor_that_is_missing_or_not_asked_for_differs(expected):
     assert tensors("gradients", [expected], without, ARCHITECTURE).where == f"{name}: rank 0 has one, it has none"
     row = tensors("gradients", [without], expected, ARCHITECTURE)
     assert not row.agrees and row.where == f"{name}: no rank has one, one process has it"
-    assert as_json(row)["largest"] is None
+    assert proof_row_as_json(row)["largest"] is None
 
 
 def test_not_a_number_is_a_difference(expected):
@@ -188,6 +188,9 @@ LINES = [
 ])  # fmt: skip
 def test_what_is_reported_is_the_average_over_counted_targets(line, change, what, where):
     one_process = ReferenceRun([3.0, 2.0], [0.5, 0.25], {}, {}, {}, [40.0, 32.0], [], {}, [20, 10], 8)
-    assert all(row.agrees for row in reported(LINES, one_process)) and len(list(reported(LINES, one_process))) == 4
+    assert (
+        all(row.agrees for row in compare_events(LINES, one_process))
+        and len(list(compare_events(LINES, one_process))) == 4
+    )
     changed = [one | change if number == line else one for number, one in enumerate(LINES)]
-    assert [(row.what, row.where) for row in reported(changed, one_process) if not row.agrees] == [(what, where)]
+    assert [(row.what, row.where) for row in compare_events(changed, one_process) if not row.agrees] == [(what, where)]

@@ -4,11 +4,11 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.proof.fold_layout import AXES, fold
+from windlass.proof.fold_layout import AXES, fold_onto_ranks
 
 
 def folded(ranks=None, most=8, **given):
-    return fold(ParallelConfig(**given), ranks, most)
+    return fold_onto_ranks(ParallelConfig(**given), ranks, most)
 
 
 def names(folding):

@@ -14,7 +14,7 @@ from windlass.model.config import ModelConfig, architecture_from_hf
 from windlass.model.families.family_table import FAMILIES, to_hf
 from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
-from windlass.proof.fold_layout import fold
+from windlass.proof.fold_layout import fold_onto_ranks
 from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, chunk_of, make_proxy, shrink, write_text
 from windlass.recipe import shipped_recipes
 
@@ -33,7 +33,7 @@ QWEN2 = {
 
 
 def cell_of(ranks=8, **parallel):
-    return fold(ParallelConfig(**parallel), ranks, 8).cells[0]
+    return fold_onto_ranks(ParallelConfig(**parallel), ranks, 8).cells[0]
 
 
 def recipe(model=QWEN2, **sections):
@@ -120,7 +120,7 @@ def test_a_head_that_all_ranks_share_leaves_open_which_one_they_read(tmp_path):
 def test_ulysses_copies_heads_in_the_proxy_model_where_it_does_in_the_model(heads, kv, ranks, at_hand, expected, times):
     model = recipe({**QWEN2, "num_attention_heads": heads, "num_key_value_heads": kv}).model.architecture(500)
     whole = ParallelConfig(context=ranks, context_kind="ulysses", shard=1)
-    (cell,) = fold(whole, None, at_hand).cells
+    (cell,) = fold_onto_ranks(whole, None, at_hand).cells
     small = shrink(model, cell, [0, 1, 2], whole)
     assert (small.num_heads, small.num_kv_heads) == expected
     assert copies(*expected, cell.layout.context) == times
@@ -183,7 +183,7 @@ def test_the_recipe_of_every_technique_has_proxy_models(tmp_path, page):
     config = load_recipe(page)
     model = load_recipe(page.with_name("memory.yaml")).model if config.model.from_ else config.model  # what `base` is
     full = model.architecture(300)
-    for number, cell in enumerate(fold(config.parallel, None, 8).cells):
+    for number, cell in enumerate(fold_onto_ranks(config.parallel, None, 8).cells):
         proxy = make_proxy(config, full, cell, tmp_path / str(number))
         proxy.config.check_layout(proxy.architecture)  # as each rank asks
 

@@ -12,7 +12,7 @@ from windlass.proof import watch as proof
 
 def test_targets_that_count_are_counted_by_batch():
     batches = [{"targets": torch.tensor([[1, NOT_COUNTED, 2], [NOT_COUNTED] * 3])}, {"targets": torch.tensor([[0]])}]
-    assert one_process.counted(batches) == [2, 1]
+    assert one_process.counted_per_batch(batches) == [2, 1]
 
 
 def test_weights_are_drawn_by_the_recipes_seed_in_more_than_one_block(tmp_path):

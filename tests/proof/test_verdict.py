@@ -8,13 +8,13 @@ from rich.console import Console
 
 from windlass.parallel.config import ParallelConfig
 from windlass.proof.compare import ProofRow
-from windlass.proof.fold_layout import fold
-from windlass.proof.verdict import Verdict, conclude, show
+from windlass.proof.fold_layout import fold_onto_ranks
+from windlass.proof.verdict import Verdict, conclude, print_verdict
 
 AGREES = ProofRow("loss", "3 steps", 0.0, 1e-10)
 DIFFERS = ProofRow("resumed: loss", "2 steps", 0.5, 1e-10, "step 2 on rank 0: 3.0, one process has 2.0")
 TENSOR = replace(DIFFERS, what="resumed: weights", where="model.layers.1.self_attn.k_proj.weight[0, 1] on rank 1: 2.0")
-(CELL,) = fold(ParallelConfig(shard=2), None, 8).cells
+(CELL,) = fold_onto_ranks(ParallelConfig(shard=2), None, 8).cells
 
 
 def printed(function, *given):
@@ -24,12 +24,12 @@ def printed(function, *given):
 
 
 def test_a_run_that_resumes_wrongly_names_the_tensor():
-    shown = printed(show, Verdict(CELL, [AGREES, DIFFERS, TENSOR]))
+    shown = printed(print_verdict, Verdict(CELL, [AGREES, DIFFERS, TENSOR]))
     assert f"first difference: resumed: loss: {DIFFERS.where}\nand then: resumed: weights: {TENSOR.where}\n" in shown
 
 
 def test_a_tensor_that_is_the_first_difference_is_printed_once():
-    shown = printed(show, Verdict(CELL, [AGREES, TENSOR, DIFFERS]))
+    shown = printed(print_verdict, Verdict(CELL, [AGREES, TENSOR, DIFFERS]))
     assert shown.count(TENSOR.where) == 1 and "and then" not in shown
 
 

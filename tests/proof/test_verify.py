@@ -16,7 +16,7 @@ from windlass.model.lora.adapter import adapter_of, trained_shapes
 from windlass.model.open_config import architecture_of
 from windlass.proof import fold_layout, verify
 from windlass.proof.compare import ProofRow
-from windlass.proof.fold_layout import fold
+from windlass.proof.fold_layout import fold_onto_ranks
 from windlass.proof.proxy import make_proxy
 from windlass.proof.verdict import Verdict
 
@@ -101,7 +101,7 @@ def recipe(tmp_path, model, parallel, **sections):
 def prove(tmp_path, ranks, model, parallel, **sections):
     config = recipe(tmp_path, model, parallel, **sections)
     architecture = config.model.architecture(300)
-    (cell,) = fold(config.parallel, None, 8).cells
+    (cell,) = fold_onto_ranks(config.parallel, None, 8).cells
     proxy = make_proxy(config, architecture, cell, tmp_path / "proxy")
     return verify.prove(proxy, cell, ranks)
 
@@ -149,7 +149,7 @@ def test_adapters_are_proved(tmp_path, ranks, adapter, layout):
         "optim": {"groups": [{"names": ["*lora_B*"], "learning_rate_scale": 3.0}]},
     }
     config = tiny.recipe(tmp_path, model=model, parallel=LAYOUTS[layout], **sections)
-    (cell,) = fold(config.parallel, None, 8).cells
+    (cell,) = fold_onto_ranks(config.parallel, None, 8).cells
     proxy = make_proxy(config, architecture_of(config.model), cell, tmp_path / "proxy")
     verdict = verify.prove(proxy, cell, ranks)
     rows = {row.what: row for row in verdict.rows}
@@ -189,7 +189,7 @@ def test_preferences_are_proved(tmp_path, ranks, objective, adapter, layout):
         **({"adapter": {"kind": "lora", **adapter}} if adapter else {}),
     }
     config = tiny.recipe(tmp_path, **sections)
-    (cell,) = fold(config.parallel, None, 8).cells
+    (cell,) = fold_onto_ranks(config.parallel, None, 8).cells
     proxy = make_proxy(config, architecture_of(config.model), cell, tmp_path / "proxy")
     verdict = verify.prove(proxy, cell, ranks)
     assert verdict.agrees and not verdict.failed, [(row.what, row.where) for row in verdict.rows if not row.agrees]
@@ -220,7 +220,7 @@ def test_groups_of_experts_are_proved_against_our_own_decoder(tmp_path, ranks, g
 
 def test_the_clip_is_between_the_steps_norms(tmp_path):
     config = recipe(tmp_path, {}, {"shard": 2})
-    (cell,) = fold(config.parallel, None, 8).cells
+    (cell,) = fold_onto_ranks(config.parallel, None, 8).cells
     proxy = verify.clipping_some(
         make_proxy(config, config.model.architecture(300), cell, tmp_path / "proxy"), [4.0, 1.0, 1.5]
     )

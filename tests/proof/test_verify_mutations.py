@@ -15,7 +15,7 @@ from tests.proof.test_verify import FAMILIES, run_command
 from windlass.config import check_recipe
 from windlass.errors import EXIT_NOT_EQUAL, OutOfSync
 from windlass.proof import verify
-from windlass.proof.fold_layout import fold
+from windlass.proof.fold_layout import fold_onto_ranks
 from windlass.proof.proxy import make_proxy
 from windlass.recipe import apply_override
 
@@ -43,7 +43,7 @@ def proved(tmp_path, ranks, patches, layout, model):
     for override in layout:
         apply_override(tree, override)
     config = check_recipe(tree)
-    (cell,) = fold(config.parallel, None, 8).cells
+    (cell,) = fold_onto_ranks(config.parallel, None, 8).cells
     proxy = make_proxy(config, config.model.architecture(300), cell, tmp_path / "proxy")
     return verify.prove(proxy, cell, Planting(ranks, patches))
 

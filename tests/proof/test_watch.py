@@ -31,13 +31,13 @@ def test_masks_are_uneven_and_the_same_wherever_a_row_lies():
 def test_every_border_of_the_vocabulary_is_met_as_input_and_as_target():
     arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=19, vocab_size=269).architecture()
     assert arch.padded_vocab_size == 384
-    assert proof.borders_of(arch, 1) == [0, 268] and proof.borders_of(arch, 2) == [0, 191, 192, 268]
-    assert proof.borders_of(arch, 4) == [0, 95, 96, 191, 192, 268], "the last rank has padding only"
+    assert proof.vocabulary_borders(arch, 1) == [0, 268] and proof.vocabulary_borders(arch, 2) == [0, 191, 192, 268]
+    assert proof.vocabulary_borders(arch, 4) == [0, 95, 96, 191, 192, 268], "the last rank has padding only"
     padded = dict(family="smollm3", hidden_size=12, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     padded = ModelConfig(**padded, num_key_value_heads=2, vocab_size=269, pad_token_id=7).architecture()
-    assert proof.borders_of(padded, 1) == [0, 268, 7]
+    assert proof.vocabulary_borders(padded, 1) == [0, 268, 7]
     ids, targets = rows()
-    borders = proof.borders_of(arch, 4)
+    borders = proof.vocabulary_borders(arch, 4)
     odd = proof.odd({"input_ids": ids, "targets": targets}, borders)
     assert set(borders) <= set(odd["input_ids"].flatten().tolist()) and set(borders) <= set(
         odd["targets"].flatten().tolist()

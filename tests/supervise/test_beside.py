@@ -202,9 +202,9 @@ def test_what_it_is_given_is_what_it_reads(tmp_path, monkeypatch):
         pass
     made = []
     monkeypatch.setattr(beside, "WatchBeside", lambda *found: made.append(found) or SimpleNamespace(run=lambda _: None))
-    beside.main(given[0])
+    beside.watch_run(given[0])
     assert made[0][:2] == (watch, os.getpid()) and isinstance(made[0][0].hosts, Hosts)
-    beside.main(json.dumps([1, *watch[:3], None]))
+    beside.watch_run(json.dumps([1, *watch[:3], None]))
     assert made[1][0].hosts is None
 
 

@@ -9,17 +9,17 @@ import yaml
 from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.training.base_model import (
     FRONT_MATTER,
     KEPT_CARD,
     KEPT_GENERATION,
     complete_adapter,
-    kept_files,
+    kept_base_files,
     read_base,
 )
 from windlass.training.loop import train
-from windlass.training.pins import fetch_weights, pin_model
+from windlass.training.pins import fetch_base_weights, pin_model
 
 CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"
 
@@ -30,8 +30,8 @@ def test_an_export_says_what_the_base_said_though_hub_and_cache_are_gone(hub, ra
     hub.add("org/tiny", {**files, "README.md": CARD, "generation_config.json": sampling})
     named = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": None, "from": "org/tiny"}
     config = pin_model(tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=named))
-    fetch_weights(config)
-    local = {**named, "from": str(directory_of(config.model))}
+    fetch_base_weights(config)
+    local = {**named, "from": str(model_directory(config.model))}
     config = tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=local)
     ranks.run(1, tiny.train, config)
     shutil.rmtree(tmp_path / "cache")
@@ -73,7 +73,7 @@ def test_a_resumed_adapter_is_as_the_run_began_though_its_files_are_gone(tmp_pat
 
 
 def check(checkpoint, directory):
-    assert kept_files(checkpoint)[KEPT_CARD].decode() == CARD.split("#")[0], "the front matter alone"
+    assert kept_base_files(checkpoint)[KEPT_CARD].decode() == CARD.split("#")[0], "the front matter alone"
     said = json.loads((directory / "generation_config.json").read_text())
     assert said["temperature"] == 0.6 and said["do_sample"] is True
     front = yaml.safe_load(FRONT_MATTER.match((directory / "README.md").read_text())[1])

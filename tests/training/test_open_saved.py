@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(run, tmp_path):
         weights[place] ^= 1
     (copied / "rank-00001.bin").write_bytes(weights)
     with pytest.raises(BadCheckpoint, match=r"rank-00001\.bin"):
-        list(checkpoints.check(copied))
+        list(checkpoints.verify_checkpoints(copied))
     with pytest.raises(BadCheckpoint, match=r"rank-00001\.bin"):
         open_saved(copied)
 

@@ -13,7 +13,7 @@ from tests.loopback import Hub
 from tests.loopback import hub as hub  # a fixture
 from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.training.drift import check_drift
 from windlass.training.pins import fingerprint, keep_pins, pin_model, pins
 from windlass.training.preflight import make_ready, prepare_only
@@ -30,7 +30,7 @@ def published(tmp_path_factory):
 
     base = tmp_path_factory.mktemp("published")
     texts = [path.read_text() for path in sorted(tiny.write_corpus(base / "corpus").iterdir())]
-    room.save_trained(room.train(texts, 300), base / "tokenizer")
+    room.save_trained(room.train_tokenizer(texts, 300), base / "tokenizer")
     hf_model("qwen3", True, vocab_size=300, eos_token_id=256).save_pretrained(base / "model", max_shard_size="200KB")
     files = {path.name: path.read_bytes() for part in ("tokenizer", "model") for path in (base / part).iterdir()}
     return base, {**files, "pytorch_model.bin": b"p", "original/model.safetensors": b"o"}
@@ -122,7 +122,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "texts")
     ready = make_ready(config, 1, "cpu").config
-    assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
+    assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in model_directory(ready.model).parents
     assert (
         f"{prepared.where} is used as it was prepared: `path: {tmp_path}/texts` matches no file"
         in capsys.readouterr().out

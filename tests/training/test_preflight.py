@@ -16,8 +16,7 @@ from windlass.commands.export import export
 from windlass.config import load_recipe
 from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import open_prepared
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, vocab_size_of
-from windlass.data.tokenize.tokenizer import train as train_tokenizer
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer, vocab_size_of
 from windlass.errors import SeveralErrors, UserError
 from windlass.parallel.rules import pipeline
 from windlass.runtime import start_runtime

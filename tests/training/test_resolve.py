@@ -10,9 +10,9 @@ from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.status import is_locked
 from windlass.training.left_open import with_steps
-from windlass.training.model_plan import shape_of
-from windlass.training.parts.device_memory import room_of
-from windlass.training.resolve import resolve
+from windlass.training.model_plan import recipe_architecture
+from windlass.training.parts.device_memory import device_room
+from windlass.training.resolve import resolve_run
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +41,21 @@ def test_nothing_is_left_open_and_the_directory_is_locked(base, prepared):
     config = tiny.recipe(base, "resolved", **open_)
     with start_runtime() as runtime:
         with contextlib.ExitStack() as opened:
-            config, trainer_state, opened_data, plan, sentences = resolve(config, runtime, True, room_of, opened)
+            config, trainer_state, opened_data, plan, sentences = resolve_run(
+                config, runtime, True, device_room, opened
+            )
             assert is_locked(config.run.directory)
         assert not is_locked(config.run.directory)
     assert (config.run.steps, config.optim.warmup_steps, config.precision.policy) == (11, 0, "fp32")
     assert trainer_state is None and opened_data.stream == prepared.stream
-    assert plan.architecture == shape_of(config, prepared)
+    assert plan.architecture == recipe_architecture(config, prepared)
     assert any(sentence.startswith("precision.policy=auto: fp32 on ") for sentence in sentences)
 
 
 def test_a_run_of_few_steps_says_so_before_it_starts(base, prepared):
     config = tiny.recipe(base, "few", run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 0})
     with start_runtime() as runtime, contextlib.ExitStack() as opened:
-        resolved = resolve(config, runtime, True, room_of, opened)
+        resolved = resolve_run(config, runtime, True, device_room, opened)
     steps = resolved.config.run.steps
     assert 1 < steps < 10
     (said,) = [sentence for sentence in resolved.sentences if "run.tokens_per_step" in sentence]

@@ -279,7 +279,7 @@ def train_where_nothing_can_be_deleted(config):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    with mock.patch("windlass.checkpoint.keep.delete", denied):  # only rank 0 deletes
+    with mock.patch("windlass.checkpoint.keep.delete_checkpoint", denied):  # only rank 0 deletes
         return tiny.train(config)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.model.names import VOCABULARY, stored_as, stored_shapes
+from windlass.model.names import VOCABULARY, stored_shapes, stored_tensor
 
 EMBEDDING, HEAD = VOCABULARY
 
@@ -28,11 +28,11 @@ def stored_whole(values: Mapping[str, Tensor], arch: Architecture) -> dict[str, 
     """The files' tensors, without a prefix, of the parameters `values`, which are whole and by our names. Raises UserError for
     those that PEFT has no module for."""
     joined: dict[str, list[str]] = {}
-    for name in sorted(values, key=lambda one: stored_as(one, arch).first):
-        joined.setdefault(stored_as(name, arch).name, []).append(name)
+    for name in sorted(values, key=lambda one: stored_tensor(one, arch).first):
+        joined.setdefault(stored_tensor(name, arch).name, []).append(name)
     files: dict[str, Tensor] = {}
     for stored, names in joined.items():
-        where = stored_as(names[0], arch)
+        where = stored_tensor(names[0], arch)
         parts = [values[name][: arch.vocab_size] if name in VOCABULARY else values[name] for name in names]
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
         if where.experts or (where.rows and len(whole) != where.rows):
@@ -43,7 +43,7 @@ def stored_whole(values: Mapping[str, Tensor], arch: Architecture) -> dict[str, 
             )
         files[stored] = (whole.T if where.transposed else whole).contiguous()
     if arch.tied and EMBEDDING in values:
-        files[HEAD] = files[stored_as(EMBEDDING, arch).name].clone()  # safetensors writes no tensor twice
+        files[HEAD] = files[stored_tensor(EMBEDDING, arch).name].clone()  # safetensors writes no tensor twice
     return files
 
 
@@ -58,7 +58,7 @@ def module_names(files: Iterable[str], arch: Architecture) -> list[str]:
 
 def fault(files: Mapping[str, Tensor], name: str, arch: Architecture) -> str | None:
     """What is wrong with parameter `name` in an adapter's files, whose tensors have no prefix; None where all is right."""
-    stored = stored_as(name, arch).name
+    stored = stored_tensor(name, arch).name
     if stored not in files:
         return f"it has no {stored}"
     expected = stored_shapes(arch)[stored]

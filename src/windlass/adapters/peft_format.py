@@ -26,7 +26,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.hf import read_into
 from windlass.model.lora.adapter import A, Adapter, B, adapted_shapes, is_factor
-from windlass.model.names import stored_as
+from windlass.model.names import stored_tensor
 from windlass.ranks.owned_part import local_part, owned_ranges
 
 PREFIX: Final = "base_model.model."
@@ -40,7 +40,7 @@ def load_adapter(directory: Path, arch: Architecture, tensors: Mapping[str, Tens
     files = _read(directory)
     whole = {key.removeprefix(PREFIX): value for key, value in files.items()}
     for name, tensor in tensors.items():
-        if not is_factor(name) and stored_as(name, arch).name in whole:
+        if not is_factor(name) and stored_tensor(name, arch).name in whole:
             read_into(local_part(tensor), owned_ranges(tensor), name, arch, whole)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if is_factor(name)}
     for name, value in _factors(files, shapes, arch, directory):
@@ -70,7 +70,7 @@ def check_files(directory: Path, arch: Architecture, adapter: Adapter) -> None:
             what = fault(whole, name, arch)
             if what:
                 raise _unfitting(directory, what)
-            left.pop(f"{PREFIX}{stored_as(name, arch).name}", None)
+            left.pop(f"{PREFIX}{stored_tensor(name, arch).name}", None)
         if arch.tied and EMBEDDING in adapter.also_trained:
             del left[f"{PREFIX}{HEAD}"]
     if left:
@@ -128,7 +128,7 @@ def _apart(
     a: Tensor, b: Tensor, module: str, joined: Sequence[str], arch: Architecture, rank: int
 ) -> tuple[Tensor, Tensor]:
     """The pair of one matrix, of `rank`, out of the pair (a, b) of the matrices `joined`."""
-    if not stored_as(f"{module}.weight", arch).rows:  # a tensor of its own
+    if not stored_tensor(f"{module}.weight", arch).rows:  # a tensor of its own
         return a, b
     if len(a) == rank * len(joined):
         columns = [slice(number * rank, (number + 1) * rank) for number in range(len(joined))]
@@ -141,7 +141,7 @@ def _apart(
 
 def _diagonal(parts: Sequence[Tensor], joined: Sequence[str], arch: Architecture) -> Tensor:
     """B of the tensor that holds the matrices `joined`: each has its own rows and columns, and 0 elsewhere."""
-    rows = stored_as(f"{joined[0]}.weight", arch).rows
+    rows = stored_tensor(f"{joined[0]}.weight", arch).rows
     if not rows:
         return parts[0]
     rank = parts[0].shape[1]
@@ -153,7 +153,7 @@ def _diagonal(parts: Sequence[Tensor], joined: Sequence[str], arch: Architecture
 
 def _rows(module: str, arch: Architecture) -> slice:
     """Of the tensor that holds the matrix."""
-    first = stored_as(f"{module}.weight", arch).first
+    first = stored_tensor(f"{module}.weight", arch).first
     return slice(first, first + parameter_shapes(arch)[f"{module}.weight"][0])
 
 
@@ -161,13 +161,13 @@ def _joined(names: Iterable[str], arch: Architecture) -> dict[str, list[str]]:
     """The files' modules -> the matrices with factors among `names` that each joins, in its order."""
     modules = [name.removesuffix(f".{A}") for name in names if name.endswith(A)]
     found: dict[str, list[str]] = {}
-    for module in sorted(modules, key=lambda one: stored_as(f"{one}.weight", arch).first):
+    for module in sorted(modules, key=lambda one: stored_tensor(f"{one}.weight", arch).first):
         found.setdefault(_stored(module, arch), []).append(module)
     return found
 
 
 def _stored(module: str, arch: Architecture) -> str:
-    return stored_as(f"{module}.weight", arch).name.removesuffix(".weight")
+    return stored_tensor(f"{module}.weight", arch).name.removesuffix(".weight")
 
 
 def _key(name: str, arch: Architecture) -> str:
@@ -213,7 +213,7 @@ def _config(
 def _target_modules(arch: Architecture, adapter: Adapter) -> list[str]:
     """The last parts of names, and whole names where a part carries factors in some layers only: PEFT would add the others."""
     names = {_stored(module, arch) for module in adapter.targets}
-    every = {stored_as(name, arch).name.removesuffix(".weight") for name in parameter_shapes(arch)}
+    every = {stored_tensor(name, arch).name.removesuffix(".weight") for name in parameter_shapes(arch)}
     partly = {name.rpartition(".")[2] for name in every - names}
     return sorted({name if (last := name.rpartition(".")[2]) in partly else last for name in names})
 

@@ -42,7 +42,7 @@ import torch.distributed as dist
 from windlass.checkpoint.commit import sweep
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.keep import prune, survey
+from windlass.checkpoint.keep import prune, size_problems
 from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import load_newest, load_path
 from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
@@ -269,7 +269,7 @@ class Checkpoints:
         step is saved, and the next save tries again."""
         assert writer.manifest is not None
         try:
-            prune(self._directory, self._config, survey, self._held())
+            prune(self._directory, self._config, size_problems, self._held())
         except (UserError, OSError) as error:
             return writer.manifest.num_bytes, str(error)
         return writer.manifest.num_bytes, ""

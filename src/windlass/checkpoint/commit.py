@@ -30,7 +30,7 @@ from pathlib import Path
 
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
-from windlass.checkpoint.sealed_json import check_name, digest, seal
+from windlass.checkpoint.sealed_json import check_file_name, digest, seal
 from windlass.errors import Unavailable, UserError
 from windlass.safe_text import printable
 from windlass.units import format_bytes
@@ -45,7 +45,7 @@ class DiskFull(Unavailable):
     """Not enough space for a checkpoint; the last committed one stays. The same command may succeed once there is space."""
 
 
-def check_directory(path: Path) -> None:
+def check_step_directory(path: Path) -> None:
     """Raises UserError for a file, and for a link that leads to no directory. No BadCheckpoint: its storage may only be
     unmounted."""
     if path.is_dir() or not (path.exists() or path.is_symlink()):
@@ -60,7 +60,7 @@ def check_directory(path: Path) -> None:
 def committed_steps(checkpoints: Path) -> list[int]:
     """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet. Raises
     UserError where `checkpoints` is a file, or a link that leads nowhere."""
-    check_directory(checkpoints)
+    check_step_directory(checkpoints)
     if not checkpoints.is_dir():
         return []
     found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())
@@ -69,7 +69,7 @@ def committed_steps(checkpoints: Path) -> list[int]:
 
 def check_takes_steps(checkpoints: Path) -> None:
     """Raises UserError where a step could not be committed, so that it is known before the first step and not at a save."""
-    check_directory(checkpoints)
+    check_step_directory(checkpoints)
     if not checkpoints.is_dir():
         return
     if not os.access(checkpoints, os.R_OK | os.W_OK | os.X_OK):
@@ -80,7 +80,7 @@ def check_takes_steps(checkpoints: Path) -> None:
         )
     for name in os.listdir(checkpoints):
         if step_of(name) is not None and not (checkpoints / name).is_symlink():
-            check_directory(checkpoints / name)
+            check_step_directory(checkpoints / name)
 
 
 def quarantined(checkpoints: Path) -> list[str]:
@@ -170,7 +170,7 @@ class Draft:
 
     def add(self, name: str, content: bytes | Path) -> FileEntry:
         """Writes one file, from memory or by copying, durably."""
-        path = self.directory / check_name(name, "this save")
+        path = self.directory / check_file_name(name, "this save")
         path.parent.mkdir(parents=True, exist_ok=True)
         with PieceWriter(path) as writer:
             writer.write(memoryview(content if isinstance(content, bytes) else content.read_bytes()))
@@ -210,7 +210,7 @@ def quarantine(directory: Path) -> Path:
     return target
 
 
-def delete(checkpoints: Path, step: int, run_id: str) -> None:
+def delete_checkpoint(checkpoints: Path, step: int, run_id: str) -> None:
     """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint. Of a link it removes the link
     alone: the directory that it leads to may be in use elsewhere."""
     directory = checkpoints / step_name(step)

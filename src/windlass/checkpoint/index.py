@@ -69,7 +69,7 @@ def seal_index(tensors: Mapping[str, SavedTensor], token: str) -> bytes:
     return seal(_Index.model_construct(schema_version=SCHEMA, token=token, tensors=dict(tensors)).model_dump())
 
 
-def parse_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
+def parse_tensor_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
     """The tensors, or BadCheckpoint where a field is not what it must be, or the parts of a tensor do not tile it."""
     body = unseal(data, INDEX)
     try:
@@ -110,8 +110,8 @@ def _check(name: str, tensor: SavedTensor, world: int) -> None:
         raise bad(f"{INDEX}: {name!r}: {list(box.offsets)} + {list(box.sizes)} is in two parts", rule)
 
 
-def read_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:
-    return parse_index(checkpoint.read(INDEX), checkpoint.manifest)
+def read_tensor_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:
+    return parse_tensor_index(checkpoint.read(INDEX), checkpoint.manifest)
 
 
 def pack_boxes(boxes: Mapping[str, Box]) -> bytes:

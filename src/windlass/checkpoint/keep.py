@@ -12,13 +12,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from windlass.checkpoint.commit import committed_steps, delete, quarantined
+from windlass.checkpoint.commit import committed_steps, delete_checkpoint, quarantined
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.grid import Box, RankPart
-from windlass.checkpoint.index import SavedTensor, read_index
+from windlass.checkpoint.index import SavedTensor, read_tensor_index
 from windlass.checkpoint.manifest import Problem, rank_name, step_name
 from windlass.checkpoint.stream import TensorSource, as_bytes
-from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
 from windlass.errors import UserError
 
 
@@ -30,7 +30,7 @@ def kept_steps(metrics: dict[int, float | None], config: CheckpointConfig) -> se
     return set(newest) | set(best) | (set(config.keep_steps) & set(metrics))
 
 
-def survey(directory: Path) -> list[Problem]:
+def size_problems(directory: Path) -> list[Problem]:
     """The cheap check after a commit of our own: MANIFEST whole, every file there with its size."""
     return Checkpoint.open(directory).survey()
 
@@ -38,14 +38,14 @@ def survey(directory: Path) -> list[Problem]:
 def prune(
     checkpoints: Path,
     config: CheckpointConfig,
-    check: Callable[[Path], list[Problem]] = verify,
+    check: Callable[[Path], list[Problem]] = verify_checkpoint,
     held: Collection[int] = (),
 ) -> list[int]:
     """Deletes what need not stay -> the deleted steps. A step whose MANIFEST cannot be read is left alone, and so are `held`.
 
     `check` finds the newest whole checkpoint, which is kept in any case; where there is none, nothing is deleted. The
-    command line reads every byte (`verify`); training, which has just hashed and fsynced the newest one, only lists
-    it (`survey`). Where a step cannot be deleted, the others are, and a UserError then names it.
+    command line reads every byte (`verify_checkpoint`); training, which has just hashed and fsynced the newest one, only lists
+    it (`size_problems`). Where a step cannot be deleted, the others are, and a UserError then names it.
     """
     opened: dict[int, Checkpoint] = {}
     for step in committed_steps(checkpoints):
@@ -62,7 +62,7 @@ def prune(
     gone, failures = sorted(set(opened) - keep - {whole, *held}), []
     for step in gone:
         try:
-            delete(checkpoints, step, opened[step].manifest.run_id)
+            delete_checkpoint(checkpoints, step, opened[step].manifest.run_id)
         except OSError as error:
             failures.append(f"{step_name(step)}: {error.strerror}")
     if failures:
@@ -111,7 +111,7 @@ def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Checkp
         except UserError as error:
             rows.append(CheckpointRow(directory.name, step, "", 0, None, 0, False, error.given))
             continue
-        problems = verify(directory) if verified else survey(directory)
+        problems = verify_checkpoint(directory) if verified else size_problems(directory)
         text = "; ".join(map(str, problems))
         good = not problems if verified or problems else None
         facts = (manifest.time, manifest.num_bytes, manifest.metric, manifest.world)
@@ -140,7 +140,7 @@ def diff(first: Path, second: Path) -> Difference:
     (verified) and compared byte by byte, a block of it in memory at a time.
     """
     one, two = Checkpoint.open(first), Checkpoint.open(second)
-    left, right = read_index(one), read_index(two)
+    left, right = read_tensor_index(one), read_tensor_index(two)
     form, unequal, same = [], [], 0
     with TensorSource(one, left) as first_source, TensorSource(two, right) as second_source:
         for name in sorted(set(left) & set(right)):
@@ -178,9 +178,9 @@ def largest_difference(first: Path, second: Path, name: str) -> float:
     from windlass.checkpoint.staging import DTYPES
 
     one, two = Checkpoint.open(first), Checkpoint.open(second)
-    tensors, most = read_index(one), torch.zeros((), dtype=torch.float64)
+    tensors, most = read_tensor_index(one), torch.zeros((), dtype=torch.float64)
     dtype = DTYPES[tensors[name].dtype]
-    with TensorSource(one, tensors) as left, TensorSource(two, read_index(two)) as right:
+    with TensorSource(one, tensors) as left, TensorSource(two, read_tensor_index(two)) as right:
         for (_, ours), (_, theirs) in _both(name, left, right):
             values = [torch.frombuffer(as_bytes(block), dtype=dtype).double() for block in (ours, theirs)]
             most = torch.maximum(most, (values[0] - values[1]).abs().max())  # a NaN stays

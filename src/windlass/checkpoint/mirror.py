@@ -22,7 +22,7 @@ from windlass.checkpoint.commit import check_space, committed_steps, fsync_direc
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.keep import kept_steps
 from windlass.checkpoint.manifest import MANIFEST, Manifest, new_token, step_name, step_of
-from windlass.checkpoint.verify import Checkpoint, complaint, verify
+from windlass.checkpoint.verify import Checkpoint, complaint, verify_checkpoint
 from windlass.errors import BadCheckpoint, UserError
 from windlass.object_store import Store
 
@@ -215,7 +215,7 @@ def _fetch(store: Store, manifest: Manifest, checkpoints: Path) -> None:
         sizes = {**{file: entry.size for file, entry in manifest.files.items()}, MANIFEST: 0}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(lambda file: store.download(f"{name}/{file}", draft / file, sizes[file]), sizes))
-        if problems := verify(draft):
+        if problems := verify_checkpoint(draft):
             raise complaint(draft, problems)
         for file in sizes:
             _sync(draft / file)

@@ -20,7 +20,7 @@ from pathlib import Path
 from windlass.checkpoint.commit import Draft, check_space, named_errors, sweep
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index, seal_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, read_tensor_index, seal_index
 from windlass.checkpoint.manifest import INDEX, TRAINER_STATE, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.stream import TensorSource, as_bytes
@@ -41,7 +41,7 @@ def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifes
     checkpoint = Checkpoint.open(source)
     if problems := checkpoint.survey():
         raise complaint(source, problems)
-    tensors, manifest = read_index(checkpoint), checkpoint.manifest
+    tensors, manifest = read_tensor_index(checkpoint), checkpoint.manifest
     assert parts.keys() == tensors.keys(), parts.keys() ^ tensors.keys()
     draft = Draft(target, manifest.step, new_token(manifest.run_id))
     draft.refuse_overwrite()

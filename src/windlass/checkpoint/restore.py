@@ -16,11 +16,11 @@ import torch
 from windlass.checkpoint.commit import committed_steps, quarantine, quarantined
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, RankPart
-from windlass.checkpoint.index import SavedTensor, parse_index
+from windlass.checkpoint.index import SavedTensor, parse_tensor_index
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.staging import DTYPES, local_box
-from windlass.checkpoint.stream import TensorSource, as_bytes, cut
+from windlass.checkpoint.stream import TensorSource, as_bytes, cut_box
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
 from windlass.ranks.owned_part import local_part
@@ -112,7 +112,7 @@ def load_one(
     trainer_state = unseal(offer.trainer_state, TRAINER_STATE).get("trainer_state")
     if not isinstance(trainer_state, dict):
         raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
-    saved = parse_index(offer.index_json, checkpoint.manifest)
+    saved = parse_tensor_index(offer.index_json, checkpoint.manifest)
     tensors = {name: one for name, one in tensors.items() if name in saved or not name.startswith(BEGUN_ANEW)}
 
     def names() -> list[str]:
@@ -141,7 +141,7 @@ def read_tensors(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], sa
         for rank in sorted(wanted):
             for name, part, shared in sorted(wanted[rank], key=lambda one: source.offset(one[0], one[1])):
                 target, dtype = local_part(tensors[name]), DTYPES[saved[name].dtype]
-                for block in cut(shared, max(1, BLOCK_BYTES // dtype.itemsize)):
+                for block in cut_box(shared, max(1, BLOCK_BYTES // dtype.itemsize)):
                     data = as_bytes(source.read(name, part, block))
                     target[block.within(own[name])].copy_(torch.frombuffer(data, dtype=dtype).view(block.sizes))
                     num_bytes += len(data)

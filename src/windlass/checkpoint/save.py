@@ -81,7 +81,7 @@ def plan_save(tensors: dict[str, torch.Tensor], exchange: Exchange, plan: Plan) 
 
     def held() -> dict[str, HeldTensor]:
         boxes.update({name: local_box(tensor) for name, tensor in tensors.items()})
-        return held_by(rank, tensors, boxes)
+        return held_tensors(rank, tensors, boxes)
 
     saved = exchange.fold(held, join_held, lambda held: choose_writers(held, world))
     plan.own = {name: box for name, box in boxes.items() if box.num_elements and saved[name].holder(box) == rank}
@@ -98,7 +98,7 @@ def _form(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, *cut
 
 
-def held_by(rank: int, tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, Box]) -> dict[str, HeldTensor]:
+def held_tensors(rank: int, tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, Box]) -> dict[str, HeldTensor]:
     held = {}
     for name, tensor in tensors.items():
         grids = [Grid.of(RankPart(rank, boxes[name]))] if boxes[name].num_elements else []

@@ -32,7 +32,7 @@ def bad(given: str, rule: str) -> BadCheckpoint:
     return BadCheckpoint(given, rule, "use an older checkpoint, or copy this one again from where it is whole")
 
 
-def check_name(name: str, where: str) -> str:
+def check_file_name(name: str, where: str) -> str:
     """`name` if it is a plain relative path (letters, digits, . _ + = @ -, no leading dot), else BadCheckpoint."""
     if len(name) > 512 or not _NAME.fullmatch(name):
         raise bad(

@@ -48,9 +48,9 @@ def probe_shared_storage(directory: Path, rank: int, world: int, group: dist.Pro
 
 def _hidden(paths: list[Path]) -> list[Path]:
     """Those that do not appear within PATIENCE_S."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + PATIENCE_S
     hidden = [path for path in paths if not path.exists()]
-    while hidden and time.monotonic() < deadline_s:
+    while hidden and time.monotonic() < end_s:
         time.sleep(0.05)
         hidden = [path for path in hidden if not path.exists()]
     return hidden

@@ -22,7 +22,7 @@ BLOCK_BYTES = 32 << 20  # 8 pieces: the one at its border that is read twice cos
 OPEN_FILES = 64
 
 
-def cut(box: Box, most_elements: int) -> Iterator[Box]:
+def cut_box(box: Box, most_elements: int) -> Iterator[Box]:
     """`box` in row-major order, in boxes of at most `most_elements` that are each contiguous in it. Empty boxes have no parts."""
     if box.num_elements == 0:
         return
@@ -34,7 +34,7 @@ def cut(box: Box, most_elements: int) -> Iterator[Box]:
     for start in range(0, box.sizes[dim], step):
         offsets, sizes = list(box.offsets), list(box.sizes)
         offsets[dim], sizes[dim] = offsets[dim] + start, min(step, sizes[dim] - start)
-        yield from cut(Box(tuple(offsets), tuple(sizes)), most_elements)
+        yield from cut_box(Box(tuple(offsets), tuple(sizes)), most_elements)
 
 
 class _Offsets(NamedTuple):
@@ -68,7 +68,7 @@ class TensorSource:
 
         tensor = self.tensors[name]
         item, held = ITEM_BYTES[tensor.dtype], list(tensor.meeting(box))
-        for part in cut(box, max(1, most_bytes // item)):
+        for part in cut_box(box, max(1, most_bytes // item)):
             block = numpy.empty((*part.sizes, item), numpy.uint8)
             for one in held:
                 shared = part.common(one.box)

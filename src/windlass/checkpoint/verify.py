@@ -17,10 +17,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from windlass.checkpoint.commit import check_directory
+from windlass.checkpoint.commit import check_step_directory
 from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, is_rank_name, step_of
-from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
+from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_file_name, unseal
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
 
@@ -40,7 +40,7 @@ class Checkpoint:
     def open(directory: Path) -> "Checkpoint":
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
-        check_directory(directory)
+        check_step_directory(directory)
         try:
             if path.is_symlink() or not path.is_file():
                 raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
@@ -70,7 +70,7 @@ class Checkpoint:
             first = error.errors()[0]
             raise bad(f"MANIFEST: {'.'.join(map(str, first['loc']))}: {first['msg']}", "its fields are fixed") from None
         for name, entry in manifest.files.items():
-            entry.check(check_name(name, MANIFEST))
+            entry.check(check_file_name(name, MANIFEST))
         return Checkpoint(directory, manifest, manifest_bytes)
 
     def reader(self, name: str) -> PieceReader:
@@ -182,7 +182,7 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
-def verify(directory: Path) -> list[Problem]:
+def verify_checkpoint(directory: Path) -> list[Problem]:
     """Every byte of a checkpoint against its MANIFEST -> what is wrong; [] means that it is whole."""
     try:
         checkpoint = Checkpoint.open(directory)

@@ -114,7 +114,7 @@ PreparedData = Annotated[
 ]
 
 
-def check_run(path: Path) -> Path:
+def check_run_argument(path: Path) -> Path:
     """The RUN of a command. Raises UserError for a recipe, and says which directory its run has; and for a folder of runs."""
     _check_is_one(path)
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
@@ -138,17 +138,17 @@ def _check_is_one(path: Path) -> None:
             raise UserError(f"{path} is a folder of runs", "RUN is the directory that one run writes", change)
 
 
-def check_runs(paths: list[Path]) -> list[Path]:
-    return [check_run(path) for path in paths]
+def check_run_arguments(paths: list[Path]) -> list[Path]:
+    return [check_run_argument(path) for path in paths]
 
 
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", callback=check_run)]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.", callback=check_run_argument)]
 SavedPath = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
         help="A run directory, one of its checkpoints, a Hugging Face directory, or an adapter's (PEFT).",
-        callback=check_run,
+        callback=check_run_argument,
     ),
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
@@ -172,7 +172,7 @@ def restarts_of(config: "RunConfig") -> Restarts:
 
         return batch_before(config, position)
 
-    return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.deadline_s, batch_at)
+    return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.batch_timeout_s, batch_at)
 
 
 @contextlib.contextmanager

@@ -28,9 +28,9 @@ def checkpoint_verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A run directory or one checkpoint directory.")],
 ) -> None:
     """Check every byte against the manifest. Exit code 2 and the file's name where something differs."""
-    from windlass.commands.checkpoints import check
+    from windlass.commands.checkpoints import verify_checkpoints
 
-    print_lines(check(path))
+    print_lines(verify_checkpoints(path))
 
 
 @app.command("diff")
@@ -39,9 +39,9 @@ def checkpoint_diff(
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one.")],
 ) -> None:
     """Which tensors of two checkpoints differ. Exit code 3 where one does."""
-    from windlass.commands.checkpoints import compare
+    from windlass.commands.checkpoints import compare_checkpoints
 
-    lines, is_equal = compare(first, second)
+    lines, is_equal = compare_checkpoints(first, second)
     print_lines(lines)
     if not is_equal:
         raise typer.Exit(EXIT_NOT_EQUAL)
@@ -83,6 +83,6 @@ def checkpoint_prune(
     keep_best: Annotated[int, typer.Option(help="How many with the lowest validation loss to keep besides.")] = 0,
 ) -> None:
     """Delete older checkpoints. The newest whole one always stays."""
-    from windlass.commands.checkpoints import delete
+    from windlass.commands.checkpoints import prune_checkpoints
 
-    say(delete(run, keep_last, keep_best))
+    say(prune_checkpoints(run, keep_last, keep_best))

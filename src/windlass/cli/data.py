@@ -23,17 +23,17 @@ def data_inspect(
     no_color: Annotated[bool, typer.Option("--no-color", help="Mark what is not learned with brackets.")] = False,
 ) -> None:
     """Documents, tokens, lengths, fill, vocabulary, and one sample with its borders and loss mask."""
-    from windlass.commands.data_inspect import show
+    from windlass.commands.data_inspect import print_set
 
-    show(prepared, overrides or [], name, sample, no_color)
+    print_set(prepared, overrides or [], name, sample, no_color)
 
 
 @app.command("lint")
 def data_lint(prepared: PreparedData, overrides: Overrides = None) -> None:
     """Faults of the data, by name, with where they are and what to change. Exit code 2 if one is an error."""
-    from windlass.commands.data_lint import check
+    from windlass.commands.data_lint import lint_data
 
-    lines, has_error = check(prepared, overrides or [])
+    lines, has_error = lint_data(prepared, overrides or [])
     print_lines(lines)
     raise typer.Exit(EXIT_USER_ERROR if has_error else 0)
 
@@ -45,9 +45,9 @@ def data_report(
     output: Annotated[Path | None, typer.Option(help="The page. Default: data.html in this directory.")] = None,
 ) -> None:
     """One page that works offline: sources, lengths, what was left out, findings, samples."""
-    from windlass.commands.data_inspect import report
+    from windlass.commands.data_inspect import write_data_report
 
-    print_lines([str(report(prepared, overrides or [], output))])
+    print_lines([str(write_data_report(prepared, overrides or [], output))])
 
 
 @app.command("consumed")

@@ -68,7 +68,7 @@ def _setting(name: str, value: str) -> str:
     if "." in name:
         return f"write {name}={value}"
     from windlass.keys import sections  # with every config: needed for a mistake alone
-    from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
+    from windlass.other_names.renamed_keys import renamed_elsewhere, renamed_key_advice
     from windlass.recipe import parse_yaml
 
     key = name.replace("-", "_")
@@ -80,4 +80,4 @@ def _setting(name: str, value: str) -> str:
     read: Any = value
     with contextlib.suppress(UserError, TypeError, LookupError):  # what is no YAML is a text
         read = parse_yaml(f"value: {value}", "the command line")["value"]
-    return (renamed("", key, read) or renamed_elsewhere(key, read)).removesuffix("; ")
+    return (renamed_key_advice("", key, read) or renamed_elsewhere(key, read)).removesuffix("; ")

@@ -62,13 +62,13 @@ def launch_slurm(
 ) -> None:
     """Submit a run that goes back to the queue until it is finished, and a job that prepares its data where it is not."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch.slurm import launch
+    from windlass.commands.launch.slurm import launch_slurm
     from windlass.launch.slurm import size_of
 
     given = {"partition": partition, "account": account, "qos": qos, "time": time}
     site = {key: value for key, value in given.items() if value is not None}
     size = size_of(nodes, gpus_per_node, tasks_per_node)
-    print_lines(launch(recipe, overrides or [], site, size, job_name, dry_run))
+    print_lines(launch_slurm(recipe, overrides or [], site, size, job_name, dry_run))
 
 
 @app.command("kubernetes")
@@ -86,10 +86,11 @@ def launch_kubernetes(
 ) -> None:
     """Apply manifests whose pods train, by kubectl. Needs launch.kubernetes in the recipe: image, and a volume claim."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch.kubernetes import launch
+    from windlass.commands.launch.kubernetes import launch_kubernetes
     from windlass.launch.slurm import size_of
 
-    print_lines(launch(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, kind, dry_run))
+    size = size_of(nodes, gpus_per_node, tasks_per_node)
+    print_lines(launch_kubernetes(recipe, overrides or [], size, job_name, kind, dry_run))
 
 
 @app.command("flyte")
@@ -103,9 +104,9 @@ def launch_flyte(
 ) -> None:
     """Submit a Flyte 2 pipeline that prepares, trains and reports. Needs the flyte extra, and launch.flyte in the recipe."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch.flyte import launch
+    from windlass.commands.launch.flyte import launch_flyte
 
-    print_lines(launch(recipe, overrides or [], nproc, job_name, local, dry_run))
+    print_lines(launch_flyte(recipe, overrides or [], nproc, job_name, local, dry_run))
 
 
 @app.command("sky")
@@ -120,7 +121,7 @@ def launch_sky(
 ) -> None:
     """Submit a managed job of SkyPilot, which rents hosts that train, and others where it loses some."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch.sky import launch
+    from windlass.commands.launch.sky import launch_sky
     from windlass.launch.slurm import size_of
 
-    print_lines(launch(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, dry_run))
+    print_lines(launch_sky(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, dry_run))

@@ -121,9 +121,9 @@ def prepare(
         raise UserError(" with ".join(given), "each is a step of a preparation on several machines", change)
     config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
     if tokenizer_only or part is not None:
-        from windlass.commands.prepare_parts import prepare_part, prepare_tokenizer
+        from windlass.commands.prepare_parts import prepare_numbered_part, prepare_pinned_tokenizer
 
-        return prepare_tokenizer(config) if part is None else prepare_part(config, part)
+        return prepare_pinned_tokenizer(config) if part is None else prepare_numbered_part(config, part)
     from windlass.training.preflight import prepare_only
 
     prepared = prepare_only(config, with_weights=not data_only, is_join=join)
@@ -209,7 +209,7 @@ def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event],
     if crowd := local.shared_cores(num_ranks):
         say(crowd)
     with interruptible(config.run.directory):
-        return local.launch(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
+        return local.launch_ranks(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
 
 
 @app.command()

@@ -47,7 +47,7 @@ def evaluate(
     local.die_with_agent()
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:
-        raise typer.Exit(local.launch(sys.argv[1:], num_ranks, path))
+        raise typer.Exit(local.launch_ranks(sys.argv[1:], num_ranks, path))
     from windlass.commands.evaluate import evaluate as score
 
     scores = score(path, step=step, sequences=sequences, base=base, recipe=recipe)

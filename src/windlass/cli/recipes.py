@@ -73,6 +73,6 @@ def keys(
     ] = None,
 ) -> None:
     """What the keys of a recipe are: type, default and meaning, such as `windlass keys optim`."""
-    from windlass.keys import describe
+    from windlass.keys import describe_keys
 
-    print_lines(describe(name))
+    print_lines(describe_keys(name))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import Overrides, Recipe, RunDirectory, check_runs, complete_sink, print_lines
+from windlass.cli.arguments import Overrides, Recipe, RunDirectory, check_run_arguments, complete_sink, print_lines
 from windlass.errors import UserError
 from windlass.safe_text import say
 
@@ -88,12 +88,12 @@ def runs(
     from windlass.commands import status as room
 
     found = room.runs(directory)
-    print_lines(room.as_json(found) if as_json else room.as_table(found, directory))
+    print_lines(room.runs_as_json(found) if as_json else room.runs_as_table(found, directory))
 
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="The run directory, or several.", callback=check_runs)
+        list[Path], typer.Argument(metavar="RUN", help="The run directory, or several.", callback=check_run_arguments)
     ],
     output: Annotated[
         Path | None,
@@ -113,7 +113,7 @@ def report(
     from windlass.commands import report as room
 
     if is_served:
-        room.follow(runs, output, port, say)
+        room.serve_reports(runs, output, port, say)
     else:
         say(room.report(runs, output))
 

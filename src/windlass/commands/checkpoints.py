@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.keep import checkpoints_of, diff, largest_difference, list_checkpoints, prune
 from windlass.checkpoint.restore import candidates, list_names
-from windlass.checkpoint.verify import Checkpoint, complaint, verify
+from windlass.checkpoint.verify import Checkpoint, complaint, verify_checkpoint
 from windlass.errors import UserError
 from windlass.training.open_saved import read_trainer_state
 from windlass.units import format_bytes
@@ -25,11 +25,11 @@ def table(run_directory: Path, verified: bool) -> Iterator[str]:
         )
 
 
-def check(path: Path) -> Iterator[str]:
+def verify_checkpoints(path: Path) -> Iterator[str]:
     """Reads every byte of every checkpoint that `path` names, and lists files in it that windlass did not write. Raises
     BadCheckpoint for the first that is not whole."""
     for directory in candidates(path):
-        if problems := verify(directory):
+        if problems := verify_checkpoint(directory):
             raise complaint(directory, problems)
         foreign = Checkpoint.open(directory).foreign_files()
         yield f"{directory}: whole" + f"; ignored files that windlass did not write: {list_names(foreign)}" * bool(
@@ -37,11 +37,11 @@ def check(path: Path) -> Iterator[str]:
         )
 
 
-def compare(first: Path, second: Path) -> tuple[list[str], bool]:
+def compare_checkpoints(first: Path, second: Path) -> tuple[list[str], bool]:
     """(Which tensors of two checkpoints differ, and by how much; whether none does); of a run directory its newest checkpoint."""
     lines = []
     one, two = candidates(first)[0], candidates(second)[0]
-    difference, forms = diff(one, two), [read_index(Checkpoint.open(path)) for path in (one, two)]
+    difference, forms = diff(one, two), [read_tensor_index(Checkpoint.open(path)) for path in (one, two)]
     for label, names in (("first", difference.only_first), ("second", difference.only_second)):
         for name in names:
             lines.append(f"only in the {label}: {name}")
@@ -53,7 +53,7 @@ def compare(first: Path, second: Path) -> tuple[list[str], bool]:
     return [*lines, f"{difference.same} tensors are equal, bit for bit"], not lines
 
 
-def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
+def prune_checkpoints(run_directory: Path, keep_last: int, keep_best: int) -> str:
     """Deletes all but the newest `keep_last`, the `keep_best` with the lowest validation loss, and the recipe's keep_steps."""
     if keep_last < 1 or keep_best < 0:
         raise UserError(

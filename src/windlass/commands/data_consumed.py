@@ -13,7 +13,7 @@ import xxhash
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.manifest import open_prepared
-from windlass.data.stream.ledger import Span, lost, samples, span_before, spans
+from windlass.data.stream.ledger import Span, consumed_samples, lost, span_before, spans
 from windlass.errors import UserError
 from windlass.report.events import read_events
 
@@ -36,7 +36,7 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
     times_N = np.zeros(int(starts[-1]), np.int64)
     digest, num_consumed = xxhash.xxh3_128(), 0
     with open(list_to or "/dev/null", "w") as file:
-        for shard, row in samples(found, shards):
+        for shard, row in consumed_samples(found, shards):
             line = f"{shard} {row}\n"
             digest.update(line.encode())
             file.write(line)
@@ -58,7 +58,7 @@ def batch_before(config: RunConfig, end: int) -> str:
     try:
         span = span_before(read_events(config.run.directory / "events.jsonl"), end, count := config.samples_per_step)
         shards = open_prepared(config.data, config.evaluate.sets).shards("train").shards
-        rows = " ".join(f"{shard}/{row}" for shard, row in samples([span], shards))
+        rows = " ".join(f"{shard}/{row}" for shard, row in consumed_samples([span], shards))
     except UserError as error:
         return f"its batch is not known: {error.given}"
     return f"its batch: samples {end - count:,} to {end:,} of the stream, shard/row {rows}"

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from windlass.commands.data_lint import choose_set, lint_whole, open_data
 from windlass.data.lint.overview import overview
-from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey
+from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey_set
 from windlass.data.prepare.manifest import Prepared
-from windlass.data.sources.bad_rows import in_words
+from windlass.data.sources.bad_rows import bad_rows_in_words
 from windlass.errors import UserError
 from windlass.report.page.data_page import data_page
 from windlass.report.page.write import write_page
@@ -30,26 +30,26 @@ TITLES: Final = ("chosen", "rejected")  # the rows of a pair
 STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
 
 
-def show(path: str, overrides: list[str], name: str, sample: str, is_plain: bool) -> None:
+def print_set(path: str, overrides: list[str], name: str, sample: str, is_plain: bool) -> None:
     """Prints the set `name` of a recipe's or a directory's prepared data. Raises UserError."""
     prepared, config = open_data(path, overrides)
     choose_set(prepared, name)
     is_isolated = config is not None and config.data.isolate
     number = sample_number(prepared, name, sample)
-    found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, number, is_isolated)
+    found, read = survey_set(prepared, name, MOST_SAMPLES), read_sample(prepared, name, number, is_isolated)
     console = Console(file=sys.stdout, no_color=is_plain or None, highlight=False, soft_wrap=True)
     is_marked = is_plain or not console.is_terminal or console.no_color
-    for line in describe(prepared, found):
+    for line in describe_set(prepared, found):
         console.print(Text(shown(line)))
     console.print(Text(f"\nsample {number} ({read.where})", style="bold"))
     console.print(Text(_legend(is_marked), style="" if is_marked else "italic"))
     for title, row in zip(TITLES if len(read.rows) > 1 else [""], read.rows):
         if title:
             console.print(Text(f"{title}:", style="bold"))
-        console.print(render(row, is_marked))
+        console.print(render_sample(row, is_marked))
 
 
-def report(path: str, overrides: list[str], output: Path | None) -> Path:
+def write_data_report(path: str, overrides: list[str], output: Path | None) -> Path:
     """Writes the page of a recipe's or a directory's prepared data. -> `output`, or data.html here. Raises UserError."""
     prepared, config = open_data(path, overrides)
     target = output or Path("data.html")
@@ -60,7 +60,7 @@ def report(path: str, overrides: list[str], output: Path | None) -> Path:
     return write_page(data_page(shown), target, "windlass data report RECIPE")
 
 
-def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
+def describe_set(prepared: Prepared, found: Survey) -> Iterator[str]:
     info = found.info
     yield f"{prepared.where}: {found.name} (sets: {', '.join(prepared.sets)})"
     left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
@@ -107,7 +107,7 @@ def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
     for title, found in {"bad rows": prepared.bad_rows, "filters": prepared.filtered}.items():
         for use, counts in found.items():
             if use in (name, f"sets.{name}") or (use.startswith("sources.") and is_of_training):
-                yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
+                yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {bad_rows_in_words(counts)}"
     if not is_of_training:
         return
     for use, count in prepared.duplicates.items():
@@ -137,7 +137,7 @@ def _legend(is_marked: bool) -> str:
     return f"{marks}; a document ends at each line -----; the first token is context, and the last target of the sample before\n"
 
 
-def render(segments: list[Segment], is_marked: bool) -> Text:
+def render_sample(segments: list[Segment], is_marked: bool) -> Text:
     """The text of a sample, or of one row of a pair, with a line between documents."""
     text = Text()
     for segment in segments:

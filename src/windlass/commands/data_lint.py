@@ -7,7 +7,7 @@ from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import FULL, Coverage, LintResult, lint
 from windlass.data.prepare.manifest import Prepared, check_shards, load_prepared, open_prepared
 from windlass.errors import UserError, nearest
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.units import format_count
 
 
@@ -46,11 +46,11 @@ def choose_set(prepared: Prepared, name: str) -> str:
 
 def lint_whole(prepared: Prepared, config: RunConfig | None) -> LintResult:
     """Every finding in data that `open_data` opened. Raises UserError."""
-    model = None if config is None or config.model.from_ is None else directory_of(config.model)
+    model = None if config is None or config.model.from_ is None else model_directory(config.model)
     return lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
 
 
-def check(path: str, overrides: list[str]) -> tuple[list[str], bool]:
+def lint_data(path: str, overrides: list[str]) -> tuple[list[str], bool]:
     """(lines to print, whether there is an error). Raises UserError."""
     result = lint_whole(*open_data(path, overrides))
     lines = []

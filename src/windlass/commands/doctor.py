@@ -18,14 +18,14 @@ from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
 from windlass.doctor.host import check_environment, check_limits, check_load, read_limits
 from windlass.doctor.network import (
+    check_host_name,
     check_infiniband,
     check_interfaces,
     check_meeting,
-    check_name,
+    connect_to_endpoint,
     interfaces,
-    meet,
 )
-from windlass.doctor.run_storage import check_directory, probe
+from windlass.doctor.run_storage import check_run_storage, probe
 from windlass.errors import SeveralErrors, UserError
 from windlass.hardware import read_load
 from windlass.model.open_config import architecture_of
@@ -64,12 +64,12 @@ def doctor(
     if endpoint:
         host, _, port = endpoint.rpartition(":")
         here = interfaces()
-        met = meet(host.strip("[]"), int(port), here)
+        met = connect_to_endpoint(host.strip("[]"), int(port), here)
         yield from check_meeting(endpoint, met, here)
         yield from check_interfaces(os.environ, met, here)
-        yield from check_name(socket.gethostname(), addresses_of(socket.gethostname()))
+        yield from check_host_name(socket.gethostname(), addresses_of(socket.gethostname()))
     if recipe is not None:
-        yield from check_recipe(recipe, overrides, None if endpoint else ranks)
+        yield from diagnose_recipe(recipe, overrides, None if endpoint else ranks)
 
 
 def seen(root: Path = Path("/")) -> str:
@@ -116,19 +116,19 @@ def addresses_of(host_name: str) -> list[str]:
         return []
 
 
-def check_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> Iterator[Diagnosis]:
+def diagnose_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> Iterator[Diagnosis]:
     """What a run of this recipe would refuse or meet, and its directory. `world`: ranks of the run; None where not known."""
     found: list[RunConfig] = []
     yield from _refusals(lambda: found.append(load_recipe(recipe, *overrides)))
     if not found:
         return
     (config,) = found
-    yield from _refusals(lambda: check_tokenizer(config))
+    yield from _refusals(lambda: check_recipe_tokenizer(config))
     sizes = [0]
     yield from _refusals(lambda: sizes.append(checkpoint_bytes(config, world)))
     kept = config.checkpoint.keep_last + 1 + config.checkpoint.keep_best + len(config.checkpoint.keep_steps)
     try:
-        yield from check_directory(probe(config.run.directory), sizes[-1], kept)
+        yield from check_run_storage(probe(config.run.directory), sizes[-1], kept)
     except OSError as error:
         yield Diagnosis(
             "directory-closed",
@@ -159,7 +159,7 @@ def checkpoint_bytes(config: RunConfig, world: int | None) -> int:
     return count_trained(config, architecture) * BYTES_PER_ELEMENT
 
 
-def check_tokenizer(config: RunConfig) -> None:
+def check_recipe_tokenizer(config: RunConfig) -> None:
     """Raises UserError for a tokenizer that names no end of a text, or has more entries than the model has rows."""
     if config.data.tokenizer.from_ is None:
         return

@@ -19,10 +19,10 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.safe_text import say
-from windlass.training.base_model import kept_files, kept_scores
+from windlass.training.base_model import kept_base_files, kept_scores
 from windlass.training.left_open import choose_policy, without_missing_fp8
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
-from windlass.training.parts.open_data import evaluation_sets, labels_of, score_set
+from windlass.training.parts.open_data import evaluate_set, evaluation_sets, labels_of
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
@@ -88,7 +88,7 @@ def evaluate(
                 say(sentence)
         prepared = open_prepared(config.data, config.evaluate.sets, looks=runtime.rank == 0)
         if recipe is not None:
-            check_tokenizer(saved, prepared)
+            check_same_tokenizer(saved, prepared)
         elif prepared.stream != saved.trainer_state["data"]["stream"]:
             raise other_stream(prepared.where)
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
@@ -101,7 +101,7 @@ def evaluate(
         objective, scores = objective_of(config.objective), []
         reference = _reference(config, saved)
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():
-            total, count, figures = score_set(data, labels_of(config, name), objective, program)
+            total, count, figures = evaluate_set(data, labels_of(config, name), objective, program)
             scores.append(score_of(name, saved.step, total, count, data, config, figures))
         return scores if runtime.rank == 0 else []
 
@@ -116,7 +116,7 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
             "a pair is scored against the model that a run began with, and only checkpoints record it",
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
-    return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)
+    return kept_scores(saved.trainer_state, kept_base_files(saved.directory), saved.directory)
 
 
 def _check_has_sets(config: RunConfig) -> None:
@@ -140,7 +140,7 @@ def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:
     return check_recipe(saved.trainer_state["config"])
 
 
-def check_tokenizer(saved: Saved, prepared: Prepared) -> None:
+def check_same_tokenizer(saved: Saved, prepared: Prepared) -> None:
     """Raises UserError where the data was made by another tokenizer than the model's."""
     if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
         raise UserError(

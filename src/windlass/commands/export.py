@@ -26,7 +26,7 @@ from windlass.commands.export_adapter import (
     auto_model,
     check_merge,
     load_with_peft,
-    merged,
+    merged_model,
     probe_ids,
     write_adapter,
 )
@@ -44,7 +44,7 @@ from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
 from windlass.model.hf import GENERATION, SHARD_BYTES, keep_sampling, save_weights
-from windlass.training.base_model import KEPT_GENERATION, kept_files
+from windlass.training.base_model import KEPT_GENERATION, kept_base_files
 from windlass.training.open_saved import SavedModel, open_saved
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,8 +149,8 @@ def _write_weights(
     """-> the plain model of what was written."""
     if is_adapter:
         write_adapter(draft, saved)
-        return merged(saved)
-    saved, merging = merged(saved)
+        return merged_model(saved)
+    saved, merging = merged_model(saved)
     save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
     keep_sampling(draft, _sampling_of_base(saved))
     return saved, merging
@@ -196,7 +196,7 @@ def replace(target: Path, draft: Path) -> None:
 
 def _sampling_of_base(saved: SavedModel) -> bytes | None:
     if saved.step is not None:
-        return kept_files(saved.directory).get(KEPT_GENERATION)
+        return kept_base_files(saved.directory).get(KEPT_GENERATION)
     file = saved.directory / GENERATION
     return file.read_bytes() if file.is_file() else None
 

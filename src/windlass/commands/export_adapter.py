@@ -40,7 +40,7 @@ class Merging:
 
 
 @torch.no_grad()
-def merged(saved: SavedModel) -> tuple[SavedModel, Merging | None]:
+def merged_model(saved: SavedModel) -> tuple[SavedModel, Merging | None]:
     """The plain model of `saved` and its adapter, in fp32, and its distances; `saved` gives up its memory. A model without an
     adapter is returned as it is. Raises UserError where merging changes what is computed."""
     if saved.adapter is None or saved.base is None:

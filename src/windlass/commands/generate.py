@@ -22,7 +22,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from windlass.commands.prompts import Messages, Prompt, shown_prompt, text_of
+from windlass.commands.prompts import Messages, Prompt, prompt_text, shown_prompt
 from windlass.data.tokenize.chat_template import PROBE, Template
 from windlass.data.tokenize.fitting import LEAST_WORDS
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
@@ -109,13 +109,13 @@ def _continued(saved: SavedModel, prompts: Sequence[Prompt], sampling: Sampling,
     if saved.has_learned_answers:
         say("this model has learned answers: --chat asks it in its chat template; here it continues text", sys.stderr)
     tokenizer, eos_id = tokenizer_of(saved)
-    given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+    given = [tokenizer.encode(prompt_text(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
     if cut_prompt:
-        room = room_of(saved, sampling)
+        room = prompt_room(saved, sampling)
         for ids in (ids for ids in given if len(ids) > room):
             say(f"a prompt of {len(ids)} tokens is cut to its last {room}", sys.stderr)
             del ids[:-room]
-    return [tokenizer.decode(ids) for ids in sample(saved, given, ends_of(saved.architecture, eos_id), sampling)]
+    return [tokenizer.decode(ids) for ids in sample(saved, given, end_ids(saved.architecture, eos_id), sampling)]
 
 
 def converse(
@@ -145,11 +145,11 @@ class ChatWriter:
         self._tokenizer, eos_id = tokenizer_of(saved)
         self._template = Template(saved.tokenizer_directory)
         self._tokenizer.encode_special_tokens = False  # those of the template; in words they are refused
-        self._ends = ends_of(saved.architecture, eos_id) | self._turn_end()
+        self._ends = end_ids(saved.architecture, eos_id) | self._turn_end()
 
     def answer(self, conversations: Iterable[Messages], sampling: Sampling) -> list[str]:
         """What the model says next in each. Raises UserError."""
-        given, room = [], room_of(self._saved, sampling)
+        given, room = [], prompt_room(self._saved, sampling)
         for messages in conversations:
             self._template.check_words(messages, "what is asked")
             ids = self._asked(messages)
@@ -207,13 +207,13 @@ def tokenizer_of(saved: SavedModel) -> tuple[Tokenizer, int]:
     return open_tokenizer(saved.tokenizer_directory)
 
 
-def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
+def end_ids(architecture: Architecture, eos_id: int) -> set[int]:
     """Where generation stops: at the end of a document, and where the model's own config says."""
     own = architecture.eos_token_id
     return {eos_id, *(own if isinstance(own, tuple) else [] if own is None else [own])}
 
 
-def room_of(saved: SavedModel, sampling: Sampling) -> int:
+def prompt_room(saved: SavedModel, sampling: Sampling) -> int:
     """Tokens of a prompt that is cut: what the continuation leaves of the positions, and half of them at least."""
     most = saved.architecture.max_positions
     return most - min(sampling.max_tokens, most // 2)
@@ -267,7 +267,7 @@ def _continue(saved: SavedModel, rows: list[_Row], ends: set[int], sampling: Sam
     starts_B2 = torch.tensor([[0, pad or capacity] for pad in padding], device=parameter.device)
     while True:
         logits_BV = saved.model(ids_BT, cache=cache, documents=starts_B2 if any(padding) else None)[:, -1].cpu()
-        chosen = [choose(one_V, sampling, row.generator) for one_V, row in zip(logits_BV, rows)]
+        chosen = [choose_token(one_V, sampling, row.generator) for one_V, row in zip(logits_BV, rows)]
         kept = []
         for number, (row, new_id) in enumerate(zip(rows, chosen)):
             if new_id not in ends:
@@ -283,7 +283,7 @@ def _continue(saved: SavedModel, rows: list[_Row], ends: set[int], sampling: Sam
         ids_BT = torch.tensor([[chosen[number]] for number in kept], device=parameter.device)
 
 
-def choose(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def choose_token(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """One token id."""
     if sampling.temperature == 0:
         return int(logits_V.argmax())

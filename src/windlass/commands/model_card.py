@@ -23,7 +23,7 @@ from windlass.hub.config import NAME
 from windlass.model.architecture import Architecture
 from windlass.model.flops import count_parameters
 from windlass.safe_text import printable
-from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, kept_files
+from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, kept_base_files
 from windlass.training.open_saved import SavedModel
 from windlass.units import format_count
 from windlass.version import __version__
@@ -90,7 +90,7 @@ def front_matter(saved: SavedModel, is_adapter: bool = False) -> dict[str, Any]:
     sources = [source.get("hub") for source in config.get("data", {}).get("sources", ())]
     library = "peft" if is_adapter else "transformers"
     found: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
-    kept = kept_files(saved.directory) if saved.step is not None else {}
+    kept = kept_base_files(saved.directory) if saved.step is not None else {}
     license_name = base_license(kept.get(KEPT_CARD, b""))
     if license_name is not None:
         found["license"] = license_name

@@ -11,13 +11,13 @@ from windlass.errors import UserError
 from windlass.training.pins import pin_tokenizer
 
 
-def prepare_tokenizer(config: RunConfig) -> None:
+def prepare_pinned_tokenizer(config: RunConfig) -> None:
     """The first step of a preparation in parts. Raises UserError."""
     config = pin_tokenizer(config)
     room.prepare_tokenizer(config.data, config.evaluate.sets)
 
 
-def prepare_part(config: RunConfig, text: str) -> None:
+def prepare_numbered_part(config: RunConfig, text: str) -> None:
     """One part: `text` is I/N, or what `chosen_part` understands. Raises UserError."""
     part = chosen_part(text)
     config = pin_tokenizer(config)

@@ -52,7 +52,7 @@ def shown_prompt(prompt: Prompt) -> str:
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
-def text_of(prompt: Prompt) -> str:
+def prompt_text(prompt: Prompt) -> str:
     """A prompt that no chat template writes. Raises UserError for a list of messages."""
     if isinstance(prompt, str):
         return prompt

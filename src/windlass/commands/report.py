@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from windlass.errors import UserError
-from windlass.report.page.serve import serve
+from windlass.report.page.serve import serve_page
 from windlass.report.page.write import write_comparison, write_report
 
 
@@ -22,8 +22,8 @@ def report(runs: Sequence[Path], output: Path | None) -> Path:
     return write_report(runs[0]) if output is None else write_comparison(runs, output)
 
 
-def follow(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
+def serve_reports(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
     """Serves the page until a signal comes. Raises UserError."""
     if output is not None:
         raise UserError("--output with --serve", "--serve writes no file", "leave one of the two out")
-    serve(runs, port, say)
+    serve_page(runs, port, say)

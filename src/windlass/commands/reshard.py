@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch.distributed.tensor import DTensor
 
 from windlass.checkpoint.grid import Box, RankPart
-from windlass.checkpoint.index import SavedTensor, read_index
+from windlass.checkpoint.index import SavedTensor, read_tensor_index
 from windlass.checkpoint.manifest import step_name
 from windlass.checkpoint.reshard import reshard
 from windlass.checkpoint.verify import Checkpoint
@@ -64,7 +64,7 @@ def move(
     adds_in_bf16 = config.precision.gradients == "bf16"
     others = OtherSettings(config.precision.policy, config.optim.kind, is_nf4=is_nf4, adds_in_bf16=adds_in_bf16)
     check_layout(config.parallel, architecture, layout.world, others)
-    parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
+    parts = rank_parts(read_tensor_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})
     yield f"{source}: {len(parts)} tensors of {checkpoint.manifest.world} ranks, for {layout.world} ranks: {_axes(layout)}"
     start_s = time.monotonic()
@@ -157,7 +157,7 @@ def _boxes(parameter: torch.Tensor, own_rank: int) -> list[tuple[int, Box]]:
     return sorted((rank, box) for box, rank in found.items())
 
 
-def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, CutParameter]) -> dict[str, list[RankPart]]:
+def rank_parts(tensors: Mapping[str, SavedTensor], held: Mapping[str, CutParameter]) -> dict[str, list[RankPart]]:
     """The parts of every saved tensor: of parameters and of states of their shape as the parameters', of the rest whole."""
     parts = {}
     for name, tensor in tensors.items():

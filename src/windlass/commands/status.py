@@ -113,7 +113,7 @@ def runs(directory: Path) -> list[Row]:
     return sorted(found, key=lambda row: row.age_s)
 
 
-def as_table(rows: list[Row], directory: Path) -> Iterator[str]:
+def runs_as_table(rows: list[Row], directory: Path) -> Iterator[str]:
     """A line for each run, under a line of titles, and one for each problem."""
     if not rows:
         yield f"no run below {directory}: none has a {FILE}"
@@ -203,6 +203,6 @@ def _last_events(path: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def as_json(rows: list[Row]) -> Iterator[str]:
+def runs_as_json(rows: list[Row]) -> Iterator[str]:
     """One object per run."""
     return (json.dumps(asdict(row)) for row in rows)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from windlass.commands.generate import Sampling, ends_of, sample, tokenizer_of
+from windlass.commands.generate import Sampling, end_ids, sample, tokenizer_of
 from windlass.errors import UserError
 from windlass.training.open_saved import SavedModel, open_saved
 
@@ -66,7 +66,7 @@ class Scorer:
         temperature = float(settings.get("temperature", 0.0)) if settings.get("do_sample") else 0.0
         sampling = Sampling(most, temperature, float(settings.get("top_p", 1.0)))
         ids = (self._encode(context) or [self._eos_id])[-(self._most - most) :]
-        (new_ids,) = sample(self._saved, [ids], ends_of(self._saved.architecture, self._eos_id), sampling)
+        (new_ids,) = sample(self._saved, [ids], end_ids(self._saved.architecture, self._eos_id), sampling)
         text = self._tokenizer.decode(new_ids)
         found = [at for end in ends if end and (at := text.find(end)) >= 0]
         return text[: min(found)] if found else text

@@ -14,7 +14,7 @@ from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.shards.config import CacheConfig
 from windlass.data.sources.config import SourceConfig
-from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, stage_errors, stage_starts
+from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, mixture_stage_errors, stage_starts
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
 from windlass.settings import Count, Settings, Violation
@@ -195,7 +195,7 @@ class DataConfig(Settings):
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:
             length = self.sequence_length * self.sequences_per_sample
-            yield from stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
+            yield from mixture_stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
 
     @property
     def labels(self) -> list[str]:
@@ -239,8 +239,8 @@ class DataConfig(Settings):
         return self.order.first_epoch == "written" and "://" not in self.directory and not self.mixture
 
     @property
-    def deadline_s(self) -> float:
-        """Of waiting for a batch; a preparation under way has one of its own."""
+    def batch_timeout_s(self) -> float:
+        """The longest wait for a batch; none where a preparation may be under way, which has a limit of its own."""
         return math.inf if self.may_grow else self.timeout_s
 
     def errors_beside(

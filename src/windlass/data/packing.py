@@ -106,7 +106,7 @@ def best_fit(pieces: Iterable[Piece], sequence_length: int) -> Iterator[list[lis
         yield _fit(held, sequence_length, keep=False)[0]
 
 
-def ends_of(ids: np.ndarray, eos_id: int) -> list[int]:
+def document_ends(ids: np.ndarray, eos_id: int) -> list[int]:
     """Behind the last id of each document."""
     ends: list[int] = (np.flatnonzero(ids == eos_id) + 1).tolist()
     return ends
@@ -131,7 +131,7 @@ def _pieces(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Ite
     is_rest = False
     for part in ids:
         held, end = np.concatenate([held, part]), 0
-        for start, end, of_cut in ranges_of(ends_of(held, eos_id), sequence_length, is_rest):
+        for start, end, of_cut in ranges_of(document_ends(held, eos_id), sequence_length, is_rest):
             yield held[start:end], of_cut
         held, is_rest = held[end:], is_rest and not end
         while len(held) > sequence_length:  # a document that is longer than what has come so far
@@ -223,6 +223,6 @@ def targets(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[np.nda
         yield labels[1:][labels[1:] != NOT_COUNTED]
 
 
-def unpack(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def unpack_samples(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The same as one array."""
     return np.concatenate(list(targets(samples)))

@@ -54,7 +54,7 @@ def interfaces() -> list[Interface]:
     ]
 
 
-def meet(host: str, port: int, here: list[Interface]) -> Meeting:
+def connect_to_endpoint(host: str, port: int, here: list[Interface]) -> Meeting:
     """Connects to the endpoint, and closes."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -141,7 +141,7 @@ def _is_meant(name: str, wish: str) -> bool:
     return is_not != any(name == one if exact else name.startswith(one) for one in listed)
 
 
-def check_name(host_name: str, addresses: list[str]) -> Iterator[Diagnosis]:
+def check_host_name(host_name: str, addresses: list[str]) -> Iterator[Diagnosis]:
     """`addresses`: what this host's own name means here."""
     if addresses and all(address.startswith("127.") or address == "::1" for address in addresses):
         yield Diagnosis(

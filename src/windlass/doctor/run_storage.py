@@ -50,7 +50,7 @@ def probe(directory: Path, size: int = PROBE_BYTES) -> Directory:
     return Directory(path, found.f_bavail * found.f_frsize, rate, has_locks, skew_s)
 
 
-def check_directory(directory: Directory, checkpoint_bytes: int, kept: int) -> Iterator[Diagnosis]:
+def check_run_storage(directory: Directory, checkpoint_bytes: int, kept: int) -> Iterator[Diagnosis]:
     """`kept`: checkpoints that are there at once, with the one that is being written."""
     given = f"{directory.path}: {directory.free / GIB:.1f} GiB are free"
     if directory.free < kept * checkpoint_bytes:

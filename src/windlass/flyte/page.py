@@ -49,7 +49,7 @@ class LivePage:
 
 
 @contextmanager
-def reported(directory: Path, flush: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
+def flushed_page(directory: Path, flush: Callable[[str], None], every_s: float = EVERY_S) -> Iterator[None]:
     """Inside, a thread flushes the page of a run where there is news; when it is left, however that is, the last of it."""
     live, done = LivePage(directory, flush), threading.Event()
 

@@ -39,12 +39,12 @@ class ElasticRanksTask(TorchFunctionTask):
         try:
             return await super().execute(*args, **kwargs)
         except RuntimeError as error:
-            if isinstance(error.__cause__, ChildFailedError) and (message := refusal(error.__cause__)) is not None:
+            if isinstance(error.__cause__, ChildFailedError) and (message := user_mistake(error.__cause__)) is not None:
                 raise NonRecoverableError(message) from error
             raise
 
 
-def refusal(failed: ChildFailedError) -> str | None:
+def user_mistake(failed: ChildFailedError) -> str | None:
     """What the user has to fix, where a rank exited for that; else None."""
     for rank, failure in sorted(failed.failures.items()):
         if failure.exitcode in FINAL:

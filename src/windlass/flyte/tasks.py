@@ -24,7 +24,7 @@ from flyte.io import Dir
 from windlass import contract
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.manifest import step_name
-from windlass.checkpoint.verify import verify
+from windlass.checkpoint.verify import verify_checkpoint
 from windlass.commands.export import export
 from windlass.config import RunConfig, parse_recipe
 from windlass.data.config import DataConfig
@@ -32,7 +32,7 @@ from windlass.data.prepare.part import prepare_part, prepare_tokenizer
 from windlass.data.prepare.part_record import Part
 from windlass.data.prepare.prepare import prepare as prepare_data
 from windlass.errors import FINAL, BadCheckpoint, WindlassError, exit_code_of
-from windlass.flyte.page import reported
+from windlass.flyte.page import flushed_page
 from windlass.runtime import recorded
 from windlass.safe_text import say
 from windlass.training.loop import train as train_run
@@ -102,7 +102,7 @@ def train(recipe: str, overrides: list[str], data: Dir, start_from: Dir | None =
     with _mistakes_are_final():
         config = parse_recipe(recipe, "the recipe", *given)
         run = config.run.directory
-        with reported(run, _flush) if contract.rank() == 0 else nullcontext():
+        with flushed_page(run, _flush) if contract.rank() == 0 else nullcontext():
             recorded(train_run)(config, raise_on_stop=True)
         if contract.rank() != 0:
             return Dir(path=str(run)), Dir(path=str(run))  # of which Flyte takes rank 0's alone
@@ -114,7 +114,7 @@ def newest_whole(run: Path) -> Path:
     """The newest checkpoint of a run whose every byte is what its manifest promises. Raises BadCheckpoint where there is none."""
     folders = [run / "checkpoints" / step_name(step) for step in committed_steps(run / "checkpoints")]
     for folder in folders:
-        if not verify(folder):
+        if not verify_checkpoint(folder):
             return folder
     raise BadCheckpoint(
         f"{run} has {len(folders)} checkpoints, and none of them is whole",

@@ -1,7 +1,7 @@
 """Models and tokenizers by hub name (`org/name`): fetched once per host, pinned to a commit, read from the cache. No torch.
 
-A branch or tag moves; a commit does not. `resolve` asks the hub which commit a revision is, the recipe's resolved form keeps
-it, and everything later names the commit. `fetch_*` brings the few files of that commit that are needed: never pickled
+A branch or tag moves; a commit does not. `resolve_commit` asks the hub which commit a revision is, the recipe's resolved form
+keeps it, and everything later names the commit. `fetch_*` brings the few files of that commit that are needed: never pickled
 weights, never other formats, never code of a model. An outage is never taken for a file that is not there. `locate` answers
 from the cache alone, so the ranks of a run never touch the network. `cache` is a directory for them (`hub.cache` of the
 recipe), in place of huggingface_hub's own.
@@ -20,7 +20,16 @@ from typing import Final
 
 from windlass.errors import UserError
 from windlass.hub.config import COMMIT, NAME
-from windlass.hub.errors import MAIN, SHOWN, cache_directory, is_outage, reason, refused, renamed, unreachable
+from windlass.hub.errors import (
+    MAIN,
+    SHOWN,
+    cache_directory,
+    hub_reason,
+    is_outage,
+    refused,
+    repository_renamed,
+    unreachable,
+)
 from windlass.units import MIB, format_bytes
 
 CONFIG: Final = "config.json"
@@ -59,7 +68,7 @@ def locate(given: str, revision: str | None, setting: str, cache: str | None = N
     )
 
 
-def resolve(name: str, revision: str | None, report: Report = print, cache: str | None = None) -> str:
+def resolve_commit(name: str, revision: str | None, report: Report = print, cache: str | None = None) -> str:
     """The commit that `revision` (a branch, a tag or a commit; None: main) of `name` is now. Where the hub cannot be reached,
     what the cache knows of it, and `report` says so. Raises UserError."""
     if (
@@ -76,7 +85,7 @@ def resolve(name: str, revision: str | None, report: Report = print, cache: str 
     try:
         info = hub.model_info(name, revision=revision, timeout=ANSWER_S)
         if info.id != name:
-            raise renamed(name, str(info.id))
+            raise repository_renamed(name, str(info.id))
         found = hub.resolve_revision(name, revision=revision, cache_dir=cache)
         commit = str(found.resolved)  # which the cache then remembers
     except (TransportError, OfflineModeIsEnabled, HfHubHTTPError, ValueError) as error:
@@ -85,7 +94,9 @@ def resolve(name: str, revision: str | None, report: Report = print, cache: str 
         known = _known_commit(name, revision, cache)
         if known is None:
             raise unreachable(error, name, revision, cache=cache) from None
-        report(f"{name}: the hub was not asked ({reason(error)}); {revision or MAIN} is {known[:SHOWN]} in the cache")
+        report(
+            f"{name}: the hub was not asked ({hub_reason(error)}); {revision or MAIN} is {known[:SHOWN]} in the cache"
+        )
         return known
     return commit
 
@@ -100,7 +111,7 @@ def resolve_dataset(name: str, revision: str | None, report: Report = print) -> 
     try:
         info = hub.dataset_info(name, revision=revision, timeout=ANSWER_S)
         if info.id != name:
-            raise renamed(name, str(info.id))
+            raise repository_renamed(name, str(info.id))
         return str(hub.resolve_revision(name, repo_type="dataset", revision=revision).resolved)
     except (TransportError, OfflineModeIsEnabled, HfHubHTTPError, ValueError) as error:
         if not is_outage(error):
@@ -110,7 +121,9 @@ def resolve_dataset(name: str, revision: str | None, report: Report = print) -> 
         except RevisionResolutionError:
             raise refused_dataset(error, name, revision) from None
         known = str(found.resolved)
-        report(f"{name}: the hub was not asked ({reason(error)}); {revision or MAIN} is {known[:SHOWN]} in the cache")
+        report(
+            f"{name}: the hub was not asked ({hub_reason(error)}); {revision or MAIN} is {known[:SHOWN]} in the cache"
+        )
         return known
 
 

@@ -31,7 +31,7 @@ def is_outage(error: BaseException | None) -> bool:
     return isinstance(error, TransportError | OfflineModeIsEnabled)
 
 
-def reason(error: BaseException) -> str:
+def hub_reason(error: BaseException) -> str:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
@@ -115,7 +115,7 @@ def not_pushed(error: BaseException, name: str, directory: Path) -> UserError:
         )
     if is_outage(error):
         return Unavailable(
-            f"{name} was not pushed: {constants.ENDPOINT} does not take it ({reason(error)})",
+            f"{name} was not pushed: {constants.ENDPOINT} does not take it ({hub_reason(error)})",
             "a push ends with one commit, and before it the repository is as it was",
             f"try again where that address can be reached; {again}",
         )
@@ -161,14 +161,14 @@ def unreachable(
             "or HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
         )
     return Unavailable(
-        f"{what} is not in the cache {cache_directory(cache)}, and {constants.ENDPOINT} does not give it ({reason(error)})",
+        f"{what} is not in the cache {cache_directory(cache)}, and {constants.ENDPOINT} does not give it ({hub_reason(error)})",
         "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
         f"{near}try again where that address can be reached: whole files stay in the cache; or give a local directory"
         + ("" if file is None else "; or set HF_HUB_OFFLINE=1 where `windlass prepare` has brought all that there is"),
     )
 
 
-def renamed(name: str, now: str) -> UserError:
+def repository_renamed(name: str, now: str) -> UserError:
     return UserError(
         f"{name} is called {now} now",
         "a recipe holds the name that the hub knows: an old one may be taken by somebody else",

@@ -40,11 +40,11 @@ def run_elastic(command: list[str], num_ranks: int, meeting: Mapping[str, Any]) 
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
-            return in_order({rank: Exit(one.exitcode, one.timestamp) for rank, one in failed.failures.items()})
+            return failures_in_order({rank: Exit(one.exitcode, one.timestamp) for rank, one in failed.failures.items()})
     return {}
 
 
-def in_order(failures: Mapping[int, Exit]) -> dict[int, Exit]:
+def failures_in_order(failures: Mapping[int, Exit]) -> dict[int, Exit]:
     """torchelastic knows the second of an error that a rank has recorded; of any other rank it knows only when it looked, with
     all of them gone. So a rank that was killed counts among the first, since others fail by its silence, unless torchelastic
     killed it itself, patience_s() after the first; and NCCL aborts a rank whose peer is gone."""

@@ -52,7 +52,7 @@ def _problems(flyte: FlyteConfig, run: Path, has_remote: bool) -> Iterator[UserE
         yield error
 
 
-def check_parts(flyte: FlyteConfig, key: str, directory: Path) -> None:
+def check_flyte_parts(flyte: FlyteConfig, key: str, directory: Path) -> None:
     """Raises UserError where pods could not make or join the parts of a preparation. `directory`: theirs, given as `key`."""
     parts = f"launch.flyte.prepare_parts={flyte.prepare_parts}"
     if flyte.mount is None:

@@ -16,15 +16,15 @@ MOST: Final = 40
 def job_name(given: str | None, run: PurePath) -> str:
     """`given`, or the name of the run directory with what no cluster takes replaced, which stderr says. Raises UserError."""
     if given is not None:
-        return checked(given)
+        return checked_job_name(given)
     name = re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
-    name = checked((f"run-{name}" if name[:1].isdigit() else name)[:MOST].rstrip("-"))
+    name = checked_job_name((f"run-{name}" if name[:1].isdigit() else name)[:MOST].rstrip("-"))
     if name != run.name:
         say(f"the job is called {name}, after {run}; --job-name gives it another name", sys.stderr)
     return name
 
 
-def checked(name: str) -> str:
+def checked_job_name(name: str) -> str:
     """`name`. Raises UserError where no cluster takes it."""
     if not NAME.fullmatch(name):
         raise UserError(

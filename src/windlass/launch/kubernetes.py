@@ -24,7 +24,7 @@ import yaml
 from windlass.errors import FINAL, Unavailable, UserError
 from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import KubernetesConfig
-from windlass.launch.job_names import checked
+from windlass.launch.job_names import checked_job_name
 from windlass.launch.slurm import Size
 from windlass.launch.volume import check_shared, off_volume
 from windlass.safe_text import redacted
@@ -72,7 +72,7 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, data: PurePath, has_
         check_shared(kubernetes.mount, run, data, START_THERE)
 
 
-def check_parts(
+def check_kubernetes_parts(
     kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, directory: PurePath
 ) -> None:
     """Raises UserError where the parts of a preparation could not be made or joined. `directory`: theirs, given as `key`."""
@@ -103,7 +103,10 @@ def manifests(
     kind: Literal["jobset", "trainjob"],
 ) -> str:
     """YAML for `kubectl apply`. `text`: the recipe; `arguments`: overrides behind it. Raises UserError."""
-    metadata: Tree = {"name": checked(name), **({"namespace": kubernetes.namespace} if kubernetes.namespace else {})}
+    metadata: Tree = {
+        "name": checked_job_name(name),
+        **({"namespace": kubernetes.namespace} if kubernetes.namespace else {}),
+    }
     recipe = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -118,7 +118,7 @@ def die_with_agent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: Restarts | None = None) -> int:
+def launch_ranks(arguments: list[str], num_ranks: int, run_directory: Path, restarts: Restarts | None = None) -> int:
     """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
 
     `restarts`: of a command that trains, whose workers write the status of the run; a signal before they do raises

@@ -22,7 +22,7 @@ import yaml
 
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.config import SkyConfig
-from windlass.launch.job_names import checked
+from windlass.launch.job_names import checked_job_name
 from windlass.launch.kubernetes import PORT, Blocks
 from windlass.launch.slurm import Size
 from windlass.launch.volume import check_shared
@@ -36,7 +36,7 @@ ENDPOINT: Final = f'"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{PORT}"'
 Tree = dict[str, Any]
 
 
-def check_hosts(sky: SkyConfig, run: PurePath, data: PurePath, has_remote: bool, size: Size) -> None:
+def check_sky_hosts(sky: SkyConfig, run: PurePath, data: PurePath, has_remote: bool, size: Size) -> None:
     """Raises UserError where hosts would have no windlass, would lose what a run keeps, or would not see the same directories.
     `has_remote`: whether checkpoints are copied to a store."""
     if sky.image is None and not sky.setup:
@@ -65,7 +65,7 @@ def check_hosts(sky: SkyConfig, run: PurePath, data: PurePath, has_remote: bool,
 def task(sky: SkyConfig, text: str, arguments: list[str], size: Size, name: str) -> str:
     """YAML for `sky jobs launch`. `text`: the recipe; `arguments`: overrides behind it. Raises UserError."""
     tree = {
-        "name": checked(name),
+        "name": checked_job_name(name),
         "num_nodes": size.nodes,
         "resources": _resources(sky, size),
         "volumes": {sky.mount: sky.volume} if sky.volume else None,
@@ -121,7 +121,7 @@ def _lines(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def submit(text: str, name: str, secrets: list[str]) -> str:
+def submit_sky(text: str, name: str, secrets: list[str]) -> str:
     """Hands the task to SkyPilot as a managed job -> what it prints. Raises UserError where there is no SkyPilot or it refuses.
     `secrets`: names of variables of this process, whose values it takes along."""
     if shutil.which("sky") is None:

@@ -150,7 +150,7 @@ def _render(launch: LaunchConfig, facts: dict[str, object], srun: list[str], arg
     return text
 
 
-def submit(file: Path, text: str, after: str | None = None) -> str:
+def submit_slurm(file: Path, text: str, after: str | None = None) -> str:
     """Writes `text` to `file` and submits it -> the job's id. `after`: the id of a job that must have succeeded. Raises UserError
     where there is no sbatch or it refuses, Unavailable where the controller does not answer."""
     if shutil.which("sbatch") is None:

@@ -24,7 +24,7 @@ from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
-from windlass.other_names.renamed_keys import renamed
+from windlass.other_names.renamed_keys import renamed_key_advice
 from windlass.settings import Settings, Violation, meant, read_count
 
 MAX_SHOWN: Final = 200  # characters of a value in a message
@@ -83,7 +83,8 @@ class ModelConfig(Settings):
         """The nearest name for a key that was to say which model: `familly` is nobody's field."""
         given = self.__pydantic_extra__ or {}
         hints = [
-            renamed("model", key, value) or nearest(key, ["preset", "from", "family"]) for key, value in given.items()
+            renamed_key_advice("model", key, value) or nearest(key, ["preset", "from", "family"])
+            for key, value in given.items()
         ]
         return next((hint for hint in hints if hint), "")
 
@@ -200,7 +201,7 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
 
 def _field_meant(key: str, value: Any, family: type[Family]) -> str:
     """The field that `key` is another word for, where the family has it, or the nearest in spelling."""
-    hint = renamed("model", key, value)
+    hint = renamed_key_advice("model", key, value)
     field = re.match(r"use model\.(\w+)=", hint)
     if hint and (field is None or field[1] in family.model_fields or field[1] == "from"):
         return hint

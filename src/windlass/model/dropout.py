@@ -54,7 +54,7 @@ def _mix64(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def fold(keys: Tensor, number: Tensor | int) -> Tensor:
+def fold_keys(keys: Tensor, number: Tensor | int) -> Tensor:
     """Keys of part `number` of what `keys` identifies, int64; both broadcast."""
     if isinstance(number, Tensor):
         return _mix64(keys ^ number)
@@ -63,14 +63,14 @@ def fold(keys: Tensor, number: Tensor | int) -> Tensor:
 
 def layer_keys(keys_B: Tensor, layers: Tensor) -> Tensor:
     """keys_B [B] and layer numbers [L] of the whole model -> [L, B]."""
-    return fold(fold(keys_B, LAYERS), layers[:, None])
+    return fold_keys(fold_keys(keys_B, LAYERS), layers[:, None])
 
 
 def row_keys(keys_B: Tensor, site: int, *coordinates: Tensor) -> Tensor:
     """[B, *len of each coordinate] int64: one key per row. `coordinates`: 1-dim integers, positions in the whole tensor."""
-    rows = fold(keys_B, site)
+    rows = fold_keys(keys_B, site)
     for coordinate in coordinates:
-        rows = fold(rows[..., None], coordinate)
+        rows = fold_keys(rows[..., None], coordinate)
     return rows
 
 

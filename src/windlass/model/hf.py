@@ -26,11 +26,11 @@ from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.model.lora import nf4
 from windlass.model.lora.adapter import BLOCK, CODES, SCALES
-from windlass.model.names import VOCABULARY, expected_name, stored_as, stored_shapes
+from windlass.model.names import VOCABULARY, expected_name, stored_shapes, stored_tensor
 from windlass.model.open_config import StoredSizes, fewer_rows
 from windlass.model.shard_writer import ShardWriter, write_json
 from windlass.model.slices import GrownRows
-from windlass.model.weight_files import check_stored_head, is_pointer, listed, weight_files
+from windlass.model.weight_files import check_stored_head, is_pointer, shortened_list, weight_files
 from windlass.ranks.owned_part import local_part, owned_ranges
 
 GENERATION: Final = "generation_config.json"
@@ -67,13 +67,13 @@ def _open_checked(directory: str | Path, arch: Architecture, stack: contextlib.E
     """Stored tensor's name -> lazy slice of it: exactly the model's."""
     stored = _open_tensors(Path(directory), arch, stack)
     if (rows := fewer_rows(Path(directory), arch.vocab_size)) is not None:
-        for name in {stored_as(name, arch).name for name in VOCABULARY} | {STORED_HEAD}:
+        for name in {stored_tensor(name, arch).name for name in VOCABULARY} | {STORED_HEAD}:
             if name in stored and stored[name].get_shape()[0] == rows:
                 stored[name] = GrownRows(stored[name], arch.vocab_size)
     head = stored.pop(STORED_HEAD, None)
     _check_tensors(stored, arch, directory)
     if head is not None:
-        check_stored_head(head, stored[stored_as(VOCABULARY[0], arch).name], str(directory))
+        check_stored_head(head, stored[stored_tensor(VOCABULARY[0], arch).name], str(directory))
     return stored
 
 
@@ -92,7 +92,7 @@ def read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture,
     """Copy the box `ranges` of one parameter into `local`; padded rows become 0. `stored`: the files' tensors, or lazy slices of
     them, by name."""
     source = VOCABULARY[0] if arch.tied and name == VOCABULARY[1] else name  # a tied head apart from its embedding
-    where = stored_as(source, arch)
+    where = stored_tensor(source, arch)
     rows = ranges[0]
     if name in VOCABULARY:
         rows = rows[: max(0, arch.vocab_size - rows.start)]
@@ -158,7 +158,7 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     for what, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
             raise UserError(
-                f"{directory}: {len(names)} tensors are {what}: {listed(names)}",
+                f"{directory}: {len(names)} tensors are {what}: {shortened_list(names)}",
                 f"a {arch.family} model of this config has exactly {len(expected)} tensors",
                 "check that config.json and the weights belong together, and that the recipe overrides no size",
             )
@@ -166,14 +166,14 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     wrong = [f"{name} {shapes[name]}, not {shape}" for name, shape in expected.items() if shapes[name] != shape]
     if wrong:
         raise UserError(
-            f"{directory}: {len(wrong)} tensors have another shape: {listed(wrong)}",
+            f"{directory}: {len(wrong)} tensors have another shape: {shortened_list(wrong)}",
             "shapes follow from config.json and the recipe's overrides",
             "check that config.json and the weights belong together, and that the recipe overrides no size",
         )
     others = [f"{name} ({stored[name].get_dtype()})" for name in expected if stored[name].get_dtype() not in FLOATS]
     if others:
         raise UserError(
-            f"{directory}: {len(others)} tensors are not in floating point: {listed(others)}",
+            f"{directory}: {len(others)} tensors are not in floating point: {shortened_list(others)}",
             f"weights are read in {', '.join(FLOATS)}; quantised ones would need their scales",
             "take the model's unquantised weights",
         )
@@ -218,7 +218,7 @@ def _prepare_directory(directory: Path) -> None:
     present = sorted(file.name for file in directory.glob("*.safetensors*"))
     if present:
         raise UserError(
-            f"{directory} already holds weights: {listed(present)}",
+            f"{directory} already holds weights: {shortened_list(present)}",
             "an export never mixes with older files",
             "give another directory or remove this one",
         )

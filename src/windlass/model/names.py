@@ -57,7 +57,7 @@ class Stored:
         return [self.of_expert(expert) for expert in range(self.experts)] or [self.name]
 
 
-def stored_as(name: str, arch: Architecture) -> Stored:
+def stored_tensor(name: str, arch: Architecture) -> Stored:
     """The tensor of the family's Hugging Face file that holds parameter `name`."""
     module, kind = name.rsplit(".", 1)
     if arch.family == "gpt2" and name != "lm_head.weight":
@@ -92,10 +92,10 @@ def _rows_of(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[in
     return sum(rows[: parts.index(inner)]), sum(rows)
 
 
-def names_of(arch: Architecture) -> dict[str, tuple[str, ...]]:
+def hugging_face_names(arch: Architecture) -> dict[str, tuple[str, ...]]:
     """Every parameter -> the Hugging Face names that a user may call it by: two for a tied pair, and GPT-2's own for GPT-2,
     where one name means query, key and value."""
-    names: dict[str, tuple[str, ...]] = {name: (stored_as(name, arch).name,) for name in parameter_shapes(arch)}
+    names: dict[str, tuple[str, ...]] = {name: (stored_tensor(name, arch).name,) for name in parameter_shapes(arch)}
     if arch.tied:
         embedding, head = VOCABULARY
         names[embedding] += (head,)
@@ -106,7 +106,7 @@ def stored_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Every tensor of the family's Hugging Face file -> its shape, in the order of the model."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, *rest) in parameter_shapes(arch).items():
-        stored = stored_as(name, arch)
+        stored = stored_tensor(name, arch)
         if stored.experts:
             shapes.update(dict.fromkeys(stored.names, tuple(rest)))
             continue

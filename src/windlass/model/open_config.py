@@ -32,7 +32,7 @@ class StoredSizes(NamedTuple):
     num_elements: int
 
 
-def directory_of(config: ModelConfig) -> Path:
+def model_directory(config: ModelConfig) -> Path:
     """Where config.json and weights of `from` are: the directory, or the hub's cache. Raises UserError."""
     assert config.from_ is not None
     return locate(config.from_, config.commit or config.revision, "model.from", config.hub_cache)
@@ -40,7 +40,7 @@ def directory_of(config: ModelConfig) -> Path:
 
 def architecture_of(config: ModelConfig, vocab_size: int | None = None) -> Architecture:
     """The model of a recipe, with the config.json of `from` where it has one. Raises UserError."""
-    return config.architecture(vocab_size, None if config.from_ is None else read_hf_config(directory_of(config)))
+    return config.architecture(vocab_size, None if config.from_ is None else read_hf_config(model_directory(config)))
 
 
 def read_hf_config(directory: str | Path) -> dict[str, Any]:

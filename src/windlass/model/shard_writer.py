@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from windlass.model.architecture import Architecture, parameter_shapes
-from windlass.model.names import VOCABULARY, Stored, stored_as, stored_bytes, stored_shapes
+from windlass.model.names import VOCABULARY, Stored, stored_bytes, stored_shapes, stored_tensor
 from windlass.model.weight_files import INDEX, SINGLE
 
 DTYPE_NAMES: Final = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -34,7 +34,7 @@ class ShardWriter:
         self._file_of = {name: file for file, names in zip(self._files, shards, strict=True) for name in names}
         self._waiting: dict[str, set[int]] = {stored: set() for stored in self._shapes}
         for name in parameter_shapes(arch):
-            where = stored_as(name, arch)
+            where = stored_tensor(name, arch)
             for stored in where.names:
                 self._waiting[stored].add(where.first)
         self._begun: dict[str, Tensor] = {}
@@ -44,7 +44,7 @@ class ShardWriter:
 
     def add(self, name: str, full: Tensor) -> None:
         """`full`: the whole parameter, its vocabulary padded or not."""
-        where = stored_as(name, self._arch)
+        where = stored_tensor(name, self._arch)
         if name in VOCABULARY:
             full = full[: self._arch.vocab_size]
         for index, stored in enumerate(where.names):

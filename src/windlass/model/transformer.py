@@ -36,7 +36,7 @@ from windlass.model.attention.documents import Documents, find_documents
 from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
-from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
+from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold_keys, layer_keys
 from windlass.model.head.head import Head
 from windlass.model.head.source_losses import SourceLosses
 from windlass.model.layers import MLP, Attention, make_norm
@@ -261,7 +261,7 @@ class Decoder(nn.Module):
         layers = [int(index) for index in self.model.layers]
         numbers_L = torch.arange(layers[0], layers[-1] + 1, device=keys_B.device)
         found = {str(layer): keys_B for layer, keys_B in zip(layers, layer_keys(keys_B, numbers_L), strict=True)}
-        return {**found, "embedding": fold(keys_B, EMBEDDING)}
+        return {**found, "embedding": fold_keys(keys_B, EMBEDDING)}
 
     def _embed(self, ids_BT: Tensor, positions: Tensor, end: int | None) -> Tensor:
         """Token rows, plus position rows where positions are learned; `end`: one past the last position, None to look for it."""

@@ -28,7 +28,7 @@ def weight_files(directory: Path) -> list[Path]:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise UserError(
-            f"{directory}: {len(missing)} of {len(names)} weight files are missing: {listed(missing)}",
+            f"{directory}: {len(missing)} of {len(names)} weight files are missing: {shortened_list(missing)}",
             f"{INDEX} names them",
             "copy or download the missing files",
         )
@@ -39,7 +39,7 @@ def _no_weights(directory: Path) -> UserError:
     pickled = sorted(file.name for file in directory.glob("*") if file.suffix in PICKLED) if directory.is_dir() else []
     if pickled:
         return UserError(
-            f"{directory}: only pickled weights: {listed(pickled)}",
+            f"{directory}: only pickled weights: {shortened_list(pickled)}",
             "unpickling runs whatever code the file holds, so only safetensors are read",
             "convert it where you trust it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
         )
@@ -55,7 +55,7 @@ def is_pointer(file: Path) -> bool:
         return opened.read(len(POINTER)) == POINTER
 
 
-def listed(names: list[str]) -> str:
+def shortened_list(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 

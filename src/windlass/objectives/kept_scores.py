@@ -74,7 +74,7 @@ def identity(facts: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def score_set(name: str, rounds: Rounds, samples: int, program: Program, log: Callable[[str], None]) -> np.ndarray:
+def score_pairs(name: str, rounds: Rounds, samples: int, program: Program, log: Callable[[str], None]) -> np.ndarray:
     """-> [samples, 2], the same on every rank. Collective."""
     scores_N2: torch.Tensor | None = None
     due = 0

@@ -10,7 +10,7 @@ class Pretrain:
     def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
         """-> the batches, and the number of counted targets over all ranks (0-dim, on the device): of weights their sum, so
         that a loss is a mean by weight."""
-        counts = [counted(batch) for batch in batches]
+        counts = [counted_targets(batch) for batch in batches]
         local = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
         return batches, program.mesh.sum_over_batch(local)
 
@@ -18,7 +18,7 @@ class Pretrain:
         return {}
 
 
-def counted(batch: Batch) -> torch.Tensor:
+def counted_targets(batch: Batch) -> torch.Tensor:
     """How many targets of a batch count, by their weights where it has some: the head's loss is a sum by weight then."""
     is_counted_BT = batch["targets"] != NOT_COUNTED
     if "percent" not in batch:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from windlass.optim.rounding import numbering_of, step_keys, stored_as, stream_keys, two_noises
+from windlass.optim.rounding import numbering_of, rounded_to, step_keys, stream_keys, two_noises
 
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
@@ -79,12 +79,12 @@ def update(
     if elements_N is not None and keys_22 is not None:
         noise_mean, noise_square = two_noises(elements_N, keys_22[0])
         noise_weight = two_noises(elements_N, keys_22[1])[0] if weight_N.dtype != wide else None
-    stored_N = torch.where(skip, weight_N, stored_as(new_N, weight_N.dtype, noise_weight))
+    stored_N = torch.where(skip, weight_N, rounded_to(new_N, weight_N.dtype, noise_weight))
     weight_N.copy_(stored_N)
     if copy_N is not None:
         copy_N.copy_(stored_N)
-    mean_N.copy_(torch.where(skip, mean_N, stored_as(mean, mean_N.dtype, noise_mean)))
-    square_N.copy_(torch.where(skip, square_N, stored_as(square, square_N.dtype, noise_square)))
+    mean_N.copy_(torch.where(skip, mean_N, rounded_to(mean, mean_N.dtype, noise_mean)))
+    square_N.copy_(torch.where(skip, square_N, rounded_to(square, square_N.dtype, noise_square)))
     return old_N, new_N
 
 

@@ -47,7 +47,7 @@ def decay_of(record: Parameter, config: OptimConfig, rules: Rules) -> float:
     return config.weight_decay if len(record.logical_shape) >= 2 else 0.0
 
 
-def scale_of(record: Parameter, rules: Rules) -> float:
+def learning_rate_scale(record: Parameter, rules: Rules) -> float:
     rule = rules.get(record.name)
     return 1.0 if rule is None else rule.learning_rate_scale
 
@@ -58,7 +58,7 @@ def parameter_groups(records: Sequence[Parameter], config: OptimConfig, rules: R
     groups: dict[tuple[float, float, object], list[torch.nn.Parameter]] = {}
     for record in trainable(records):
         mesh = record.tensor.device_mesh if isinstance(record.tensor, DTensor) else None
-        key = (decay_of(record, config, rules), scale_of(record, rules), mesh)
+        key = (decay_of(record, config, rules), learning_rate_scale(record, rules), mesh)
         groups.setdefault(key, []).append(record.tensor)
     return [
         {"params": tensors, "weight_decay": decay, "lr": config.learning_rate * scale, "lr_scale": scale}

@@ -58,7 +58,7 @@ def two_noises(elements_N: Tensor, key_2: Tensor) -> tuple[Tensor, Tensor]:
     return x_N & 0xFFFF, (x_N >> 16) & 0xFFFF
 
 
-def stored_as(value: Tensor, dtype: torch.dtype, noise: Tensor | None) -> Tensor:
+def rounded_to(value: Tensor, dtype: torch.dtype, noise: Tensor | None) -> Tensor:
     """`value` (fp32) in `dtype`: rounded up or down by `noise` where that is bf16, to the nearest where `noise` is None."""
     if noise is None or dtype != torch.bfloat16:
         return value.to(dtype)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.other_names.spellings import KINDS, kind_of, policy_of, sharding_of
-from windlass.other_names.table import TABLE, absent, adapter_of
+from windlass.other_names.spellings import KINDS, optimizer_kind, policy_of, sharding_of
+from windlass.other_names.table import TABLE, absent, adapter_setting
 
 _RULES: Final = {
     "adapter": "here the section adapter has kind, rank, alpha, targets and base",
@@ -64,7 +64,7 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
                 yield [f"data.{key}"], UserError(f"data.{key}: {word}", rule, change.format(word=word))
     for section, (rule, change) in _ONE_WORD.items():
         if isinstance(word := recipe.get(section), str):
-            optimizer = kind_of(word)
+            optimizer = optimizer_kind(word)
             if section == "optim" and optimizer not in KINDS:
                 rule, optimizer = f"{rule}; {word} is not in this version", "adamw, or muon"
             yield [section], UserError(f"{section}: {word}", rule, change.format(word=word, optimizer=optimizer))
@@ -90,7 +90,7 @@ def _of_section(section: str, recipe: Mapping[str, Any]) -> Iterator["Found"]:
     yield from _found(section, "", recipe)
     if isinstance(given, Mapping):
         yield from _found(section, section, given)
-    elif section == "adapter" and (ours := adapter_of(given)):
+    elif section == "adapter" and (ours := adapter_setting(given)):
         yield "adapter", given, ours, "axolotl"
 
 

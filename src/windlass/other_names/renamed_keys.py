@@ -146,7 +146,7 @@ _TEXTS: Final = ("model.from", "model.family")
 _FILE_FORMATS: Final = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "mds", "megatron", "bin")
 
 
-def renamed(section: str, key: str, value: Any) -> str:
+def renamed_key_advice(section: str, key: str, value: Any) -> str:
     """'use ...; ' for a `key` that `section` does not have; '' where it is no word for a key of that section."""
     word = key.lower().replace("-", "_")
     if section == "data.sources" and word in ("type", "kind") and value in _FILE_FORMATS:
@@ -178,6 +178,6 @@ def _filled(ours: str, value: Any) -> str:
 def renamed_elsewhere(key: str, value: Any) -> str:
     """The same where the word belongs to one other section and no more."""
     sections = [one for one in NEARLY if "." not in one and (one, key) not in _HERE_ALONE]
-    found = {answer for section in sections if (answer := renamed(section, key, value))}
+    found = {answer for section in sections if (answer := renamed_key_advice(section, key, value))}
     found |= {f"use {ours}; " for ours in answers(key, value)}
     return found.pop() if len(found) == 1 else ""

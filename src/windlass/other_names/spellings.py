@@ -72,7 +72,7 @@ def schedule_of(value: Any) -> Any:
     return _SCHEDULE_WORDS.get(str(value).lower(), value)
 
 
-def kind_of(value: Any) -> Any:
+def optimizer_kind(value: Any) -> Any:
     """An optimizer by our name: transformers' adamw_torch_fused, torch's AdamW. As it was given where it is none of ours."""
     word = str(value).rpartition(".")[2].lower()
     return next((kind for kind in KINDS if kind in word), value)
@@ -97,7 +97,7 @@ def _policy(value: Any) -> Any:
 
 CONVERTED: Final[dict[str, Callable[[Any], Any]]] = {
     "optim.schedule": schedule_of,
-    "optim.kind": kind_of,
+    "optim.kind": optimizer_kind,
     "parallel.recompute": recompute_of,
     "precision.policy": _policy,
     "report.sinks": lambda value: (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from windlass.other_names.spellings import SHARDINGS, policy_of, sharding_of
-from windlass.other_names.target_names import listed, listed_targets
+from windlass.other_names.target_names import listed_targets, target_list
 
 _POLICY_ALONE: Final = "nothing (precision.policy alone says it)"
 
@@ -145,18 +145,18 @@ TABLE: Final = (
     OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
     OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
-    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or _FROZEN),
-    OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_of(v)),
+    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_setting(v) or _FROZEN),
+    OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_setting(v)),
     OtherName("adapter", "bias", _LORA, lambda v: None if isinstance(v, bool) else _BIASES),
     OtherName("adapter", "lora_bias", _LORA, _BIASES),
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
     OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),
-    OtherName("objective", "stage", "LLaMA-Factory", lambda v: objective_of(v)),
-    OtherName("objective", "rl", "axolotl", lambda v: objective_of(v)),
-    OtherName("objective", "kind", _PAIRS, lambda v: objective_of(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
-    OtherName("objective", "loss", _PAIRS, lambda v: objective_of(v) if str(v).lower() in _ABSENT else None),
-    OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: objective_of(v)),
+    OtherName("objective", "stage", "LLaMA-Factory", lambda v: objective_setting(v)),
+    OtherName("objective", "rl", "axolotl", lambda v: objective_setting(v)),
+    OtherName("objective", "kind", _PAIRS, lambda v: objective_setting(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
+    OtherName("objective", "loss", _PAIRS, lambda v: objective_setting(v) if str(v).lower() in _ABSENT else None),
+    OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: objective_setting(v)),
     OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
     OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
     OtherName("objective", "simpo_gamma cpo_simpo_gamma", _PAIRS, lambda v: f"objective.loss=simpo objective.target_margin={v}"),
@@ -177,10 +177,10 @@ def absent(key: str, value: Any) -> str | None:
 
 
 def _also_train(value: Any) -> str:
-    return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in listed(value)) + "]"
+    return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in target_list(value)) + "]"
 
 
-def objective_of(value: Any) -> str:
+def objective_setting(value: Any) -> str:
     """Of an objective or a loss by another tool's name."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
     return _STAGES.get(name) or _LOSSES.get(name) or INSTEAD
@@ -198,7 +198,7 @@ def _packing(value: Any) -> str | None:
     )
 
 
-def adapter_of(value: Any) -> str | None:
+def adapter_setting(value: Any) -> str | None:
     """`adapter.kind=...` for another tool's word of an adapter."""
     kinds = {"lora": "adapter.kind=lora", "qlora": "adapter.kind=lora adapter.base=nf4", "full": "adapter.kind=none"}
     if isinstance(value, list):

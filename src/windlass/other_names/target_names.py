@@ -13,13 +13,13 @@ _BLOCK: Final = (
 _LLAMA: Final = [f"model.layers.{layer}.{name}" for layer in (0, 1, 12) for name in _BLOCK.split()]
 
 
-def listed(value: Any) -> list[str]:
+def target_list(value: Any) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else [part.strip() for part in str(value).split(",")]
 
 
 def listed_targets(value: Any) -> str:
     """`adapter.targets=...` for another tool's targets, or for one text in place of a list."""
-    found = listed(value)
+    found = target_list(value)
     if found in (["all-linear"], ["all_linear"], ["all"]):
         return "adapter.targets=all-linear"
     if all(re.fullmatch(r"[\w.]+", one) for one in found):

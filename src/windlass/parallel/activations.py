@@ -46,7 +46,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.recompute import KINDS, apply_recompute
-from windlass.parallel.records import local_part
+from windlass.parallel.records import local_tensor
 from windlass.parallel.rules.budget import check_least
 from windlass.parallel.stages import blocks_in_flight
 from windlass.parallel.tensor import apply_tensor
@@ -119,7 +119,7 @@ def plan_recompute(work: Workload, mesh: Mesh | None = None) -> RecomputePlan:
     most = 0
     for blocks in ranks:
         times = [kept[index].times(number) for index, number in blocks.items()]
-        chosen = choose(times, int(config.activation_gib * GIB))
+        chosen = choose_recompute(times, int(config.activation_gib * GIB))
         kinds |= dict(zip(blocks, chosen, strict=True))
         most = max(most, sum(_bytes(block, kind) for block, kind in zip(times, chosen, strict=True)))
     numbers = [number for blocks in ranks for number in blocks.values()]
@@ -136,7 +136,7 @@ def check_budget(work: Workload) -> None:
     check_least(full, blocks_in_flight(work.architecture, config, work.num_micro), config, work.shape_BT)
 
 
-def choose(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:
+def choose_recompute(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:
     """The kind of each block: fewest full, then fewest selective, within the budget, which all of them full must meet."""
     middle = ["selective" if block.selective < block.none else "none" for block in kept]
     total = sum(_bytes(block, kind) for block, kind in zip(kept, middle, strict=True))
@@ -211,7 +211,7 @@ class _Part:
         alive = _Alive()
         part.blocks[0].register_forward_pre_hook(alive.enter)
         (rows, length), context = work.shape_BT, 1 if mesh is None else mesh.layout.context
-        shapes = {name: local_part(parameter).shape for name, parameter in part.named_parameters()}
+        shapes = {name: local_tensor(parameter).shape for name, parameter in part.named_parameters()}
         with FakeTensorMode(), torch.device(work.device_type):
             parameters = {name: self._empty(name, p, shapes[name]) for name, p in part.named_parameters()}
             ids_BT = torch.zeros(rows, length // context, dtype=torch.int64)
@@ -220,7 +220,7 @@ class _Part:
                 # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too
                 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
                 out_BTD = torch.func.functional_call(part, parameters, (ids_BT,), keys)
-            return alive.num_bytes(out_BTD, *map(local_part, parameters.values()))
+            return alive.num_bytes(out_BTD, *map(local_tensor, parameters.values()))
 
     def _empty(self, name: str, parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """A fake one in place of `parameter`, which is on meta. `shape`: of this rank's part."""

@@ -41,7 +41,7 @@ def cut_parameter(parameter: Tensor, mesh: DeviceMesh, *placements: Placement) -
     return nn.Parameter(placed, requires_grad=parameter.requires_grad)
 
 
-def cut(parameter: Tensor | None, mesh: DeviceMesh, placement: Placement) -> nn.Parameter | None:
+def cut_if_present(parameter: Tensor | None, mesh: DeviceMesh, placement: Placement) -> nn.Parameter | None:
     return None if parameter is None else cut_parameter(parameter, mesh, placement)
 
 
@@ -64,8 +64,8 @@ class Norm(nn.Module):
         super().__init__()
         self.mesh, self.shape, self.eps = mesh, list(norm.normalized_shape), norm.eps
         self.is_layer_norm, self.adds_one = isinstance(norm, nn.LayerNorm), isinstance(norm, OffsetNorm)
-        self.weight = cut(norm.weight, mesh, WHOLE)
-        self.bias = cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
+        self.weight = cut_if_present(norm.weight, mesh, WHOLE)
+        self.bias = cut_if_present(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = shared(self.weight)
@@ -102,7 +102,7 @@ class CutHeadsNorm(nn.Module):
     def __init__(self, norm: HeadsNorm, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.size, self.eps = mesh, norm.normalized_shape[0], norm.eps or 0.0
-        self.weight = cut(norm.weight, mesh, BY_ROWS)
+        self.weight = cut_if_present(norm.weight, mesh, BY_ROWS)
 
     def forward(self, x_BTX: Tensor) -> Tensor:
         wide_BTX = x_BTX.to(torch.promote_types(x_BTX.dtype, torch.float32))

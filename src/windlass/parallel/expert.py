@@ -47,7 +47,7 @@ from windlass.model.moe import Compute, Experts, MoE, gather_rows, sort_rows
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import cut_parameter, scatter
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.records import local_part
+from windlass.parallel.records import local_tensor
 
 EXPERTS, CHANNELS_OUT, CHANNELS_IN = Shard(0), Shard(1), Shard(2)  # of weights [E, out, in]
 
@@ -146,5 +146,5 @@ def cut_dim(parameter: nn.Parameter, ranks: int) -> Shard | None:
     layer has few experts: 128 of them over 96 ranks would be 2 each, and a third of the ranks would hold none."""
     if parameter.ndim != 3:
         return None
-    fitting = [dim for dim, size in enumerate(local_part(parameter).shape) if size % ranks == 0]
+    fitting = [dim for dim, size in enumerate(local_tensor(parameter).shape) if size % ranks == 0]
     return Shard(fitting[0]) if fitting else None

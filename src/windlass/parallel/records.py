@@ -26,9 +26,9 @@ class Record:
 def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
     """This rank's parts; frozen parameters have none."""
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
-    return [local_part(gradient) for gradient in gradients]
+    return [local_tensor(gradient) for gradient in gradients]
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor this rank's part, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

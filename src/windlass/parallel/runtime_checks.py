@@ -37,7 +37,7 @@ from windlass.data.batch_fields import Batch
 from windlass.errors import OutOfSync
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.program import Program
-from windlass.parallel.records import Record, local_part
+from windlass.parallel.records import Record, local_tensor
 
 PIECE: Final = 1 << 22  # words hashed at a time: 64 MiB of scratch
 ODD: Final = -7046029254386353131  # 2^64 / golden ratio, as a signed number
@@ -138,7 +138,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named[:-1])} and {named[-1]}"
 
 
-def checked(program: Program, config: ParallelConfig) -> Program:
+def checked_program(program: Program, config: ParallelConfig) -> Program:
     """`program` as the loop calls it."""
     return Checked(program) if config.check else program
 
@@ -212,7 +212,7 @@ class Checked:
         for index in range(len(records) - 1, -1, -1):
             gradient = records[index].tensor.grad
             if gradient is not None:
-                found = torch.where((local_part(gradient) != 0).any().to(found.device), index, found)
+                found = torch.where((local_tensor(gradient) != 0).any().to(found.device), index, found)
         return found
 
 

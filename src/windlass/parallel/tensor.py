@@ -63,7 +63,7 @@ from windlass.parallel.cut import (
     WHOLE,
     GatheredNorm,
     Norm,
-    cut,
+    cut_if_present,
     cut_parameter,
     gathered,
     of_heads,
@@ -89,9 +89,9 @@ class _CutLinear(nn.Module):
         super().__init__()
         self.mesh, self.scale, self.dropout, self.site = mesh, linear.scale, linear.dropout, linear.site
         for name in ("weight", "codes", "scales"):
-            self.register_parameter(name, cut(getattr(linear, name), mesh, self.cut))
+            self.register_parameter(name, cut_if_present(getattr(linear, name), mesh, self.cut))
         is_rows = self.cut == BY_ROWS
-        self.bias = cut(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
+        self.bias = cut_if_present(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
         self.lora_A, self.lora_B = linear.lora_A, linear.lora_B
         if self.lora_A is not None and self.lora_B is not None:
             self.lora_A.weight = cut_parameter(
@@ -151,7 +151,7 @@ class SharedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
         super().__init__()
-        self.weight = cut(linear.weight, mesh, WHOLE)
+        self.weight = cut_if_present(linear.weight, mesh, WHOLE)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return functional.linear(x_BTD, shared(self.weight))
@@ -177,7 +177,7 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
         super().__init__()
         self.mesh = mesh
-        self.weight = cut(embedding.weight, mesh, BY_ROWS)
+        self.weight = cut_if_present(embedding.weight, mesh, BY_ROWS)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         weight_VD = own(self.weight)
@@ -192,7 +192,7 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
         super().__init__()
-        self.weight = cut(embedding.weight, mesh, WHOLE)
+        self.weight = cut_if_present(embedding.weight, mesh, WHOLE)
 
     def forward(self, positions: Tensor) -> Tensor:
         return functional.embedding(positions, shared(self.weight))
@@ -204,7 +204,7 @@ class VocabularyHead(nn.Module):
     def __init__(self, head: Head, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.vocab_size, self.cap = mesh, head.vocab_size, head.cap
-        self.weight = cut(head.weight, mesh, BY_ROWS)
+        self.weight = cut_if_present(head.weight, mesh, BY_ROWS)
         # as many logits at a time as the whole head, of fewer columns
         self.chunk_tokens = head_tokens(head.chunk_logits * mesh.size(), head.weight.shape[0])
 

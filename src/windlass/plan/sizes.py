@@ -51,7 +51,7 @@ def micro_batches(sequences: int, least: int, length: int, tokens: int = ENOUGH_
     return found[: enough + 1]
 
 
-def in_order(sizes: Iterable[StepSize]) -> list[StepSize]:
+def best_first(sizes: Iterable[StepSize]) -> list[StepSize]:
     """The best first."""
     return sorted(sizes, key=lambda size: (size.recompute == "full", -size.micro_batch, KINDS.index(size.recompute)))
 

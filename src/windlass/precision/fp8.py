@@ -36,7 +36,7 @@ from windlass.precision.config import Scaling
 MULTIPLE: Final = 16
 
 
-def library() -> Any:
+def float8_library() -> Any:
     """torchao.float8. Raises UserError where it is missing."""
     try:
         with silent_imports():  # a line for each kernel of its wheel that is for another GPU
@@ -54,7 +54,7 @@ def library() -> Any:
 
 def check_devices(devices: Sequence[Accelerator]) -> list[str]:
     """Sentences for the user. Raises UserError where a GPU has no units for fp8, or torchao is missing."""
-    library()
+    float8_library()
     if slow := sorted({one.name for one in devices if one.lacks_fp8}):
         raise UserError(
             f"precision.policy=fp8 on {', '.join(slow)}",
@@ -70,7 +70,7 @@ class Product:
     """x, W, bias -> x W^T + bias in fp8, in the place of functional.linear."""
 
     def __init__(self, scaling: Scaling, dtype: torch.dtype, emulate: bool):
-        float8 = library()
+        float8 = float8_library()
         config = float8.Float8LinearConfig.from_recipe_name(scaling)
         self._config = dataclasses.replace(config, emulate=emulate)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)

@@ -35,7 +35,7 @@ MEMORY_EVENTS: Final = 200_000
 """Allocations that a memory snapshot keeps, the newest."""
 
 
-def directory_of(run_directory: Path, step: int, rank: int) -> Path:
+def profile_directory(run_directory: Path, step: int, rank: int) -> Path:
     """The directory of a rank's profile that begins after update `step`."""
     return run_directory / PROFILES / f"step-{step:08d}-rank-{rank}"
 
@@ -167,7 +167,7 @@ class StepRecorder:
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
-        target = directory_of(self._run_directory, recording.first, self._rank)
+        target = profile_directory(self._run_directory, recording.first, self._rank)
         problem = ""
         with self._log.pause("profile"):
             recording.stop()

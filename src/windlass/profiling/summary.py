@@ -116,7 +116,7 @@ class Summary:
         draft.replace(directory / SUMMARY)
 
 
-def kind_of(name: str) -> str:
+def operator_kind(name: str) -> str:
     """The kind that an operator or a kernel belongs to, by its name."""
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
 
@@ -144,14 +144,14 @@ def _summary(
     begin, end, num = float(steps[:, 0].min()), float(steps[:, 1].max()), len(steps)
     kernels = [event for event in events if event.get("cat") in _KERNELS]
     if kernels:
-        sent = [event for event in kernels if kind_of(event["name"]) == "communication"]
-        computed = [event for event in kernels if kind_of(event["name"]) != "communication"]
+        sent = [event for event in kernels if operator_kind(event["name"]) == "communication"]
+        computed = [event for event in kernels if operator_kind(event["name"]) != "communication"]
         spans = [(event, event["ts"], event["ts"] + event["dur"]) for event in computed]
         traffic = [_of_kernel(event, facts["axes"]) for event in sent]
     else:
         sent = sorted((event for event in events if event["name"].startswith("gloo:")), key=lambda event: event["ts"])
         computed = [event for event in events if event.get("cat") == "cpu_op" and _computes(event["name"])]
-        computed = [event for event in computed if kind_of(event["name"]) != "communication"]
+        computed = [event for event in computed if operator_kind(event["name"]) != "communication"]
         spans = _own_times(computed)
         traffic = _of_gloo(sent, collectives, facts["axes"])
     busy = np.array([span[1:] for span in spans], dtype=np.float64).reshape(-1, 2)
@@ -169,7 +169,7 @@ def _summary(
         communicating_s=length(communicating) * per_step,
         hidden_s=hidden * per_step,
         idle_s=idle * per_step,
-        kinds=_rows(spans, kind_of, num),
+        kinds=_rows(spans, operator_kind, num),
         operators=_rows(spans, str, num)[:MAX_OPERATORS],
         traffic=_traffic_rows(traffic, num),
     )
@@ -206,7 +206,7 @@ def _own_times_of_thread(events: Sequence[dict[str, Any]]) -> Iterator[OwnTime]:
 
 def _computes(name: str) -> bool:
     """Whether it is an operator; the nodes of autograd around them wait for collectives, too."""
-    return ("::" in name and not name.startswith("autograd::")) or kind_of(name) == "compiled"
+    return ("::" in name and not name.startswith("autograd::")) or operator_kind(name) == "compiled"
 
 
 def newest(run_directory: Path) -> Summary | None:

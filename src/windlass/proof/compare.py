@@ -16,7 +16,7 @@ import torch
 
 from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import is_factor
-from windlass.model.names import names_of
+from windlass.model.names import hugging_face_names
 from windlass.proof.reference_run import Expected, ReferenceRun, trimmed
 from windlass.proof.watch import EMBEDDED, Seen
 from windlass.report.events import Event
@@ -117,7 +117,7 @@ def tensors(
     of gradients the one nearest to the loss: backward carries a mistake from where it is made down to the embedding, while an
     update carries it into every tensor of the next step, and nowhere as far as where it was made."""
     factors = {name for held in (expected, *ranks) for name in held if is_factor(name)}
-    names = names_of(architecture) | {name: (name,) for name in factors}
+    names = hugging_face_names(architecture) | {name: (name,) for name in factors}
     most = max((float(tensor.abs().max()) for tensor in expected.values()), default=0.0)
     largest, compared = 0.0, 0
     wrong: dict[str, tuple[float, str]] = {}  # name -> how far apart at most, and that difference
@@ -225,7 +225,7 @@ def _sorted(rows: torch.Tensor) -> torch.Tensor:
     return rows[order]
 
 
-def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Architecture) -> Iterator[ProofRow]:
+def compare_training(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Architecture) -> Iterator[ProofRow]:
     """A whole training of the layout against one process, in the order of time: the first that differs is where it begins."""
     losses, norms = [one.losses for one in seen], [one.norms for one in seen]
     yield streams([one.streams for one in seen], one_process.streams)
@@ -250,7 +250,7 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
         yield figures([one.figures for one in seen], one_process.figures)
 
 
-def reported(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[ProofRow]:
+def compare_events(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[ProofRow]:
     """The figures in events.jsonl, which console and report show: averages over counted targets, or pairs."""
     steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
     unit = "pairs" if "pairs" in steps[0] else "targets"
@@ -280,6 +280,6 @@ def compare_resumed(
     yield numbers(f"{what}: validation", scored, one_process.evaluations[-1:], len(one_process.losses))
 
 
-def as_json(row: ProofRow) -> dict[str, Any]:
+def proof_row_as_json(row: ProofRow) -> dict[str, Any]:
     finite = row.largest if row.largest < float("inf") else None
     return {**vars(row), "largest": finite, "agrees": row.agrees}

@@ -50,14 +50,14 @@ class Folding:
     unproved: list[str]
 
 
-def fold(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
+def fold_onto_ranks(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
     """`ranks`: ranks that the layout is to fill, None: as many as it needs. `most`: ranks at hand where it is None. An axis of
     -1 takes what is left of `ranks`, or 2. Raises UserError where the layout does not fill `ranks`."""
     at_hand = ranks if ranks is not None else most
     check_layout(parallel)
     if parallel.zero == "auto":
         stage = parallel.zero_stage
-        folding = fold(parallel.with_zero(stage), ranks, most)
+        folding = fold_onto_ranks(parallel.with_zero(stage), ranks, most)
         chosen = f"parallel.zero=auto: proved as zero {stage}; where a run chooses another, verify it with that number"
         return Folding(folding.cells, [*folding.unproved, chosen])
     fixed = math.prod(size for axis in AXES[:-1] if (size := getattr(parallel, axis)) > 0)

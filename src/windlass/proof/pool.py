@@ -176,10 +176,10 @@ class Ranks:
     def _collect(self, world: int, timeout_s: float) -> tuple[dict[int, Any], dict[int, str]]:
         results: dict[int, Any] = {}
         failed: dict[int, str] = {}
-        deadline_s = time.monotonic() + timeout_s
+        end_s = time.monotonic() + timeout_s
         while len(results) + len(failed) < world:
             pending = {self._pipes[r]: r for r in range(world) if r not in results and r not in failed}
-            ready: list[Any] = wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
+            ready: list[Any] = wait(list(pending), timeout=max(0.0, end_s - time.monotonic()))
             if not ready:
                 break
             for pipe in ready:
@@ -191,7 +191,7 @@ class Ranks:
                     good, value = False, f"died with exit code {self._processes[rank].exitcode}"
                 (results if good else failed)[rank] = value
                 if not good:  # the others get a moment to fail by themselves, and no more
-                    deadline_s = min(deadline_s, time.monotonic() + 1.0)
+                    end_s = min(end_s, time.monotonic() + 1.0)
         return results, failed
 
     def _explain(self, world: int, results: dict[int, Any], failed: dict[int, str], timeout_s: float) -> str:

@@ -30,7 +30,7 @@ from windlass.parallel.rules.schedules import owners
 from windlass.proof.fold_layout import Cell
 from windlass.proof.proxy_adapter import adapter_section, represented, widened
 from windlass.proof.proxy_data import write_pairs, write_text
-from windlass.proof.watch import borders_of
+from windlass.proof.watch import vocabulary_borders
 from windlass.training.parts.open_program import can_compile
 
 STEPS: Final = 3
@@ -67,7 +67,7 @@ class ProxyModel:
 
     def borders(self, tp: int) -> list[int]:
         """Tokens that are put into the rows: see watch.odd."""
-        return [] if self.config.data.is_preference else borders_of(self.architecture, tp)
+        return [] if self.config.data.is_preference else vocabulary_borders(self.architecture, tp)
 
 
 def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> ProxyModel:

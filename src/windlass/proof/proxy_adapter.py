@@ -18,7 +18,7 @@ from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.init import draw_block
 from windlass.model.lora.adapter import BLOCK, A, Adapter, B, adapted_shapes, adapter_of, is_factor
-from windlass.model.names import names_of, stored_as
+from windlass.model.names import hugging_face_names, stored_tensor
 from windlass.proof.reference_adapter import LowRank
 
 RANK: Final = 3
@@ -45,7 +45,7 @@ def adapter_section(
     everything = adapter_of(AdapterConfig(kind="lora"), small)
     assert everything is not None
     given["targets"] = sorted(name for name in everything.targets if represented(name, layers) in adapter.targets)
-    names = names_of(small)
+    names = hugging_face_names(small)
     also = [called[0] for name, called in names.items() if represented(name, layers) in adapter.also_trained]
     if also:
         given["also_train"] = sorted(set(also))
@@ -96,7 +96,7 @@ def low_rank(
 
 
 def _stored(module: str, architecture: Architecture) -> str:
-    return stored_as(f"{module}.weight", architecture).name.removesuffix(".weight")
+    return stored_tensor(f"{module}.weight", architecture).name.removesuffix(".weight")
 
 
 def represented(name: str, layers: list[int]) -> str:

@@ -27,7 +27,7 @@ from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
 from windlass.model.init import initialise
 from windlass.model.lora.adapter import is_factor
-from windlass.model.names import VOCABULARY, stored_as
+from windlass.model.names import VOCABULARY, stored_tensor
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate
 from windlass.proof.proxy_adapter import proxy_reference
@@ -109,7 +109,7 @@ def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def counted(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
+def counted_per_batch(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
     """What a loss is a mean over, of each batch: targets that count, or pairs."""
     if is_preference:
         return [int((batch["targets"] != NOT_COUNTED).any(1).view(-1, 2).all(1).sum()) for batch in rows]
@@ -206,7 +206,7 @@ def by_our_names(tensors: dict[str, torch.Tensor], architecture: Architecture) -
     """Hugging Face's tensors, cut and turned as ours are. Those that are not there (frozen ones) are left out."""
     tensors, ours = by_matrix(tensors), {}
     for name, (rows, *_) in parameter_shapes(architecture).items():
-        where = stored_as(name, architecture)
+        where = stored_tensor(name, architecture)
         if where.name in tensors:
             tensor = tensors[where.name].T if where.transposed else tensors[where.name]
             ours[name] = tensor[where.first : where.first + rows]

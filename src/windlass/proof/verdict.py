@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from windlass.proof.compare import ProofRow, as_json
+from windlass.proof.compare import ProofRow, proof_row_as_json
 from windlass.proof.fold_layout import Cell
 from windlass.safe_text import shown, without_secrets
 
@@ -33,7 +33,7 @@ class Verdict:
         return not self.failed and self.first is None
 
 
-def show(verdict: Verdict, console: Console) -> None:
+def print_verdict(verdict: Verdict, console: Console) -> None:
     """A cell's table, and the first that differs."""
     title = f"{verdict.cell.name}: {verdict.cell.world} ranks against {verdict.against}, {verdict.elapsed_s:.0f} s"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -86,9 +86,9 @@ def write(
             "world": verdict.cell.world,
             "against": verdict.against,
             "agrees": verdict.agrees,
-            "first": as_json(verdict.first) if verdict.first is not None else None,
+            "first": proof_row_as_json(verdict.first) if verdict.first is not None else None,
             "failed": verdict.failed,
-            "rows": [as_json(row) for row in verdict.rows],
+            "rows": [proof_row_as_json(row) for row in verdict.rows],
         }
         for verdict in verdicts
     ]

@@ -33,16 +33,16 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL
 from windlass.model.open_config import architecture_of
-from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
-from windlass.proof.fold_layout import Cell, Folding, fold
+from windlass.proof.compare import ProofRow, compare_events, compare_resumed, compare_training, same_rows, tensors
+from windlass.proof.fold_layout import Cell, Folding, fold_onto_ranks
 from windlass.proof.pool import MAX_RANKS, RankFailed, Ranks
 from windlass.proof.proxy import STEPS, ProxyModel, make_proxy
 from windlass.proof.reference_run import (
     ReferenceRun,
     by_our_names,
-    counted,
     counted_behind_borders,
     counted_in_rest,
+    counted_per_batch,
     drawn,
     drops,
     global_rows,
@@ -52,7 +52,7 @@ from windlass.proof.reference_run import (
     trimmed,
     write_model,
 )
-from windlass.proof.verdict import Verdict, conclude, show, write
+from windlass.proof.verdict import Verdict, conclude, print_verdict, write
 from windlass.proof.watch import draw, train_proxy
 from windlass.report.events import read_events
 from windlass.safe_text import say
@@ -81,7 +81,7 @@ def verify(recipe: str, overrides: Sequence[str] = (), nproc: int | None = None,
     architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
     config.check_layout(architecture)
     rules_of(config, architecture)
-    folding = fold(config.parallel, nproc, AT_HAND)
+    folding = fold_onto_ranks(config.parallel, nproc, AT_HAND)
     console = Console(highlight=False)
     verdicts, unproved = [], [*folding.unproved, *NEVER_PROVED]
     pool = Ranks(lambda crash: say(f"warning: {crash}", sys.stderr))
@@ -89,7 +89,7 @@ def verify(recipe: str, overrides: Sequence[str] = (), nproc: int | None = None,
         for verdict, more in prove_all(config, architecture, folding, pool):
             verdicts.append(verdict)
             unproved += [sentence for sentence in more if sentence not in unproved]
-            show(verdict, console)
+            print_verdict(verdict, console)
     finally:
         pool.close()
     agree = all(verdict.agrees for verdict in verdicts)
@@ -127,9 +127,13 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
             verdict.unproved.append("optim.max_norm: the proxy model's steps are all clipped, or none is")
         seen = pool.run(cell.world, train_proxy, proxy.config, borders, proxy.chunks, timeout_s=LIMIT_S)
         lines = read_events(config.run.directory / "events.jsonl")
-        verdict.rows += [same_rows(seen, rows), *_drawn(proxy, cell, pool), *compare(seen, one_process, architecture)]
+        verdict.rows += [
+            same_rows(seen, rows),
+            *_drawn(proxy, cell, pool),
+            *compare_training(seen, one_process, architecture),
+        ]
         if verdict.first is None:  # else every later number differs too
-            verdict.rows += reported(lines, one_process)
+            verdict.rows += compare_events(lines, one_process)
             _go_on(proxy, cell, pool, one_process, verdict)
     except RankFailed as failure:
         verdict.failed = str(failure)
@@ -146,7 +150,7 @@ def _with_seed_for_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tu
         rows = global_rows(config, prepared, drops(config, proxy.architecture), borders)
         in_rest = counted_in_rest(rows[0], micro, proxy.head_tokens, cell.layout.context)
         if (
-            all(counted(rows))
+            all(counted_per_batch(rows))
             and (in_rest or not has_rest)
             and (not config.data.isolate or counted_behind_borders(rows[0]))
         ):
@@ -182,7 +186,7 @@ def _reference_run(
     proxy: ProxyModel, name: str, given: tuple[list[Batch], list[Batch]], pool: Ranks, verdict: Verdict
 ) -> ReferenceRun:
     """What one process trains. `given`: the rows to learn and those to score."""
-    rows, held_out = (counted(some, proxy.config.data.is_preference) for some in given)
+    rows, held_out = (counted_per_batch(some, proxy.config.data.is_preference) for some in given)
     targets = rows, sum(held_out)
     why_not = has_reference(proxy.config, proxy.architecture)
     if why_not is None:

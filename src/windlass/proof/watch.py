@@ -183,7 +183,7 @@ def take_targets(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor
     return targets_BT.masked_fill((kind_B1 == 0) | begins_BT | holes_BT, NOT_COUNTED)
 
 
-def borders_of(architecture: Architecture, tp: int) -> list[int]:
+def vocabulary_borders(architecture: Architecture, tp: int) -> list[int]:
     """The first and the last row of the vocabulary that each tensor rank has, where a slice that is off by one shows; and the
     padding's, which gets no gradient where it is read."""
     rows = architecture.padded_vocab_size // tp

@@ -67,14 +67,14 @@ class HostPage:
             answer = ask()
             _WORD.pack_into(self._memory, 0, step + 1 << 32 | answer)
             return answer
-        deadline_s, looks = time.monotonic() + WAIT_S, 0
+        end_s, looks = time.monotonic() + WAIT_S, 0
         while (word := int(_WORD.unpack_from(self._memory)[0])) >> 32 <= step:
             looks += 1
             if looks > SPINS:
                 time.sleep(PAUSE_S)
             if looks % LOOKS == 0 and self._is_abandoned():
                 raise ConnectionResetError(f"the first rank of this host has ended before the end of step {step}")
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > end_s:
                 raise TimeoutError(f"the first rank of this host has not come to the end of step {step}")
         return word & NEVER
 

@@ -156,7 +156,7 @@ def _alive(beats: Sequence[LastBeat]) -> dict[int, int]:
     return {beat.rank: beat.pid for beat in beats if beat.is_alive}
 
 
-def main(text: str) -> None:
+def watch_run(text: str) -> None:
     """`text`: the JSON of `watched_beside`."""
     parent, run_directory, stall_s, data_s, hosts = json.loads(text)
     watch = Watch(run_directory, stall_s, data_s, None if hosts is None else Hosts(*hosts))
@@ -167,4 +167,4 @@ def main(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    watch_run(sys.argv[1])

@@ -132,9 +132,9 @@ def find_places(
         ask_for_collective(run_directory, beat.rank)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(beat.pid, STACK_SIGNAL)
-    deadline_s = time.monotonic() + wait_s
+    end_s = time.monotonic() + wait_s
     sizes = before
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < end_s:
         time.sleep(0.05)
         last, sizes = sizes, {beat.rank: _size(stack_file(folder, beat.rank)) for beat in alive}
         # the main thread is written last

@@ -19,7 +19,7 @@ from windlass.model.architecture import Architecture, describe_dropout, paramete
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts, recomputed_flops
 from windlass.model.kernels import attention_kernel
-from windlass.model.open_config import directory_of, fewer_rows
+from windlass.model.open_config import fewer_rows, model_directory
 from windlass.objectives.kept_scores import SCORES
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import Rules
@@ -156,7 +156,7 @@ def describe_vocabulary(run: Run) -> str:
     padded = f"{size}, padded to {whole}" if whole > size else str(size)
     if run.start_step or model.from_ is None:
         return padded
-    rows = fewer_rows(directory_of(model), architecture.vocab_size)
+    rows = fewer_rows(model_directory(model), architecture.vocab_size)
     return (
         padded if rows is None else f"{padded}; {architecture.vocab_size - rows} rows are new, the mean of the others"
     )

@@ -1,5 +1,6 @@
-"""Everything that a run trains with is made here, of what `resolve` has decided: the model is laid out and filled, a checkpoint
-is put into it, and the stream begins where the checkpoint ends. Each part is made by a file of its own, most of them in parts/.
+"""Everything that a run trains with is made here, of what `resolve_run` has decided: the model is laid out and filled, a
+checkpoint is put into it, and the stream begins where the checkpoint ends. Each part is made by a file of its own, most of them
+in parts/.
 """
 
 import sys
@@ -9,7 +10,7 @@ from functools import partial
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.parallel.build import NO_HOOKS, BuildHooks
-from windlass.parallel.runtime_checks import Replicas, checked
+from windlass.parallel.runtime_checks import Replicas, checked_program
 from windlass.runtime import Runtime
 from windlass.training.announce import announce
 from windlass.training.base_model import base_files, base_of, with_scores_kept
@@ -19,7 +20,7 @@ from windlass.training.parts.open_program import open_program
 from windlass.training.parts.open_recorder import open_console, open_recorder
 from windlass.training.parts.own_parts import OURS, OwnParts
 from windlass.training.parts.reference_scores import reference_scores
-from windlass.training.resolve import Resolved, resolve
+from windlass.training.resolve import Resolved, resolve_run
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import failure_noted, open_checkpoints, open_mirror
@@ -44,7 +45,7 @@ def assemble(
         explained(partial(no_room, config, runtime)),
         ExitStack() as opened,
     ):
-        resolved = resolve(config, runtime, is_prepared, own.room, opened)
+        resolved = resolve_run(config, runtime, is_prepared, own.room, opened)
         run = _make(resolved, runtime, hooks, own, opened)
         run.opened = opened.pop_all()
         return run
@@ -73,7 +74,7 @@ def _make(resolved: Resolved, runtime: Runtime, hooks: BuildHooks, own: OwnParts
         architecture=architecture,
         runtime=runtime,
         prepared=prepared,
-        program=checked(program, config.parallel),
+        program=checked_program(program, config.parallel),
         optimizer=optimizer,
         replicas=Replicas(compared_tensors(program, optimizer), program.mesh.dense.device_type),
         objective=own.objective_of(config),

@@ -26,7 +26,7 @@ from windlass.errors import BadCheckpoint, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.hf import GENERATION
 from windlass.model.lora.adapter import adapter_of
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.model.weight_files import weight_files
 from windlass.objectives.kept_scores import SCORES, ReferenceScores
 from windlass.runtime import Runtime
@@ -117,7 +117,7 @@ def check_adapter(config: RunConfig, architecture: Architecture) -> None:
     adapter = adapter_of(config.adapter, architecture)
     assert adapter is not None and config.adapter.from_ is not None
     check_files(Path(config.adapter.from_), architecture, adapter)
-    if warning := other_base(Path(config.adapter.from_), directory_of(config.model)):
+    if warning := other_base(Path(config.adapter.from_), model_directory(config.model)):
         say(warning)
 
 
@@ -130,7 +130,7 @@ def began_with(config: RunConfig) -> dict[str, Any]:
     if source is None:
         began["model"] = config.model.model_dump(mode="json", by_alias=True)
     elif start is None or config.adapter.kind != "none":
-        began["files"] = hashes(directory_of(config.model))
+        began["files"] = hashes(model_directory(config.model))
     if adapter is not None:
         began["factors"] = {file.name: _hash(file) for file in sorted(Path(adapter).glob("adapter_*"))}
     if start is not None:
@@ -140,7 +140,7 @@ def began_with(config: RunConfig) -> dict[str, Any]:
 
 def _base_directory(config: RunConfig, change: str) -> Path:
     try:
-        source = directory_of(config.model)
+        source = model_directory(config.model)
         weight_files(source)
     except UserError as error:
         raise UserError(
@@ -167,14 +167,14 @@ def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
     """The files of a checkpoint on `model.from`, by their names in it: read beside the weights by a run that is new,
     and from the checkpoint that it goes on from by one that is not. Raises UserError."""
     if is_new:
-        return {} if config.model.from_ is None else read_base(directory_of(config.model))
+        return {} if config.model.from_ is None else read_base(model_directory(config.model))
     own = config.run.directory
     source = (
         own if committed_steps(own / "checkpoints") or config.run.start_from is None else Path(config.run.start_from)
     )
     for directory in candidates(source):
         try:
-            return dict(kept_files(directory))
+            return dict(kept_base_files(directory))
         except BadCheckpoint:  # restoring takes the one before it too
             continue
     return {}
@@ -192,7 +192,7 @@ def read_base(directory: Path) -> dict[str, bytes | Path]:
     return found
 
 
-def kept_files(checkpoint: Path) -> dict[str, bytes]:
+def kept_base_files(checkpoint: Path) -> dict[str, bytes]:
     """What a checkpoint directory keeps of the base. Raises BadCheckpoint."""
     opened = Checkpoint.open(checkpoint)
     return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD, SCORES) if name in opened.manifest.files}

@@ -22,7 +22,7 @@ from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
 from windlass.mistakes import check_is_recipe
 from windlass.model.config import architecture_from_hf
-from windlass.model.names import names_of
+from windlass.model.names import hugging_face_names
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
@@ -241,7 +241,7 @@ def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[
     elif was != is_now:
         given = (
             f"optim.groups: {len(is_now - was)} parameters are frozen that were trained, {len(was - is_now)} are trained "
-            f"that were frozen; the first is {names_of(architecture)[min(was ^ is_now)][0]}"
+            f"that were frozen; the first is {hugging_face_names(architecture)[min(was ^ is_now)][0]}"
         )
     else:
         return

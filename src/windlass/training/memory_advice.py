@@ -5,7 +5,7 @@ from windlass.model.lora.adapter import adapter_of
 from windlass.parallel.activations import Workload, count_kept
 from windlass.precision.policy import precision_of
 from windlass.training.run import Run
-from windlass.training.sizing.out_of_memory import DeviceBytes, asked, held_by, remedies
+from windlass.training.sizing.out_of_memory import DeviceBytes, asked, device_bytes, remedies
 from windlass.units import format_bytes
 
 
@@ -15,7 +15,7 @@ def out_of_memory(run: Run, error: BaseException) -> UserError:
     is_plain_adapter = config.adapter.kind == "lora" and config.adapter.base == "plain"
     can_quantize = is_plain_adapter and run.architecture.num_experts == 0
     states = run.optimizer.state_tensors().values()
-    held = held_by(run.program.records(), states, runtime.memory_bytes(), runtime.device, can_quantize)
+    held = device_bytes(run.program.records(), states, runtime.memory_bytes(), runtime.device, can_quantize)
     step = run.source.consumed // config.samples_per_step
     explained = UserError(
         f"rank {runtime.rank} ran out of memory on {runtime.device_name()} in step {step}{asked(error)}; of its peak of "

@@ -32,7 +32,9 @@ def plan_model(
     config: RunConfig, trainer_state: Mapping[str, Any] | None, prepared: Prepared, runtime: Runtime
 ) -> ModelPlan:
     """The model of the checkpoint that a run goes on from, or of the recipe. Collective. Raises UserError."""
-    architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
+    architecture = (
+        architecture_from_hf(trainer_state["model"]) if trainer_state else recipe_architecture(config, prepared)
+    )
     rules = rules_of(config, architecture)
     recompute = plan_of(config, architecture, rules, runtime)
     check_vocabulary(prepared.vocab_size, architecture)
@@ -71,7 +73,7 @@ def check_vocabulary(tokens: int, architecture: Architecture) -> None:
         )
 
 
-def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
+def recipe_architecture(config: RunConfig, prepared: Prepared) -> Architecture:
     """Of the recipe's model, with the vocabulary of its data."""
     architecture = architecture_of(config.model, prepared.vocab_size)
     if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says

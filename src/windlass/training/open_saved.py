@@ -22,7 +22,7 @@ from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import read_index
+from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE, step_name, step_of
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import bad, unseal
@@ -79,7 +79,7 @@ def read_trainer_state(directory: Path) -> dict[str, Any]:
     trainer_state: Any = unseal(checkpoint.read(TRAINER_STATE), TRAINER_STATE).get("trainer_state")
     check_trainer_state(trainer_state, directory)
     if "base" not in trainer_state:  # else the files of the base are compared, when they are opened
-        weights = [tensor.shape for name, tensor in read_index(checkpoint).items() if name.startswith("model.")]
+        weights = [tensor.shape for name, tensor in read_tensor_index(checkpoint).items() if name.startswith("model.")]
         architecture_within(trainer_state["model"], StoredSizes(len(weights), sum(map(math.prod, weights))), directory)
     return dict(trainer_state)
 
@@ -224,7 +224,7 @@ def _base_of(path: Path, given: Mapping[str, Any]) -> Path:
         )
     if not hub.is_hub_name(name):
         return Path(name).expanduser()
-    commit = hub.resolve(name, revision)
+    commit = hub.resolve_commit(name, revision)
     hub.fetch_config(name, commit)
     hub.fetch_weights(name, commit)
     if not (path / hub.TOKENIZER[0]).is_file():

@@ -20,7 +20,7 @@ from windlass.model.lora.adapter import (
     is_factor,
     trained_shapes,
 )
-from windlass.model.names import names_of
+from windlass.model.names import hugging_face_names
 from windlass.optim.optimizer import is_hidden
 from windlass.optim.rules import Rules, assign, frozen_names
 from windlass.units import format_count
@@ -34,7 +34,7 @@ def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     _check_router_loss(config, architecture)
     adapter = adapter_of(config.adapter, architecture)
     trained = called(architecture, adapter)
-    others = [one for name, words in names_of(architecture).items() if name not in trained for one in words]
+    others = [one for name, words in hugging_face_names(architecture).items() if name not in trained for one in words]
     rules = assign(config.optim.groups, trained, others)
     frozen = frozen_names(rules) | frozen_base(architecture, adapter)
     shapes = parameter_shapes(architecture)
@@ -86,7 +86,7 @@ def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rul
         "trainable": _share(architecture, [name for name in parameter_shapes(architecture) if name not in frozen])
     }
     if frozen:
-        pair = names_of(architecture)["model.embed_tokens.weight"]
+        pair = hugging_face_names(architecture)["model.embed_tokens.weight"]
         tied = f"; {' and '.join(pair)} are one" if len(pair) > 1 and "model.embed_tokens.weight" in frozen else ""
         lines["frozen"] = _share(architecture, sorted(frozen)) + tied
     for index, group in enumerate(config.optim.groups):
@@ -138,7 +138,7 @@ def _muon(architecture: Architecture, frozen: frozenset[str]) -> dict[str, str]:
 
 def _tensors(architecture: Architecture, names: Iterable[str]) -> int:
     """How many tensors, as Hugging Face counts them: GPT-2's query, key and value are one."""
-    called = names_of(architecture)
+    called = hugging_face_names(architecture)
     return len({called[name][0] for name in names})
 
 

@@ -46,7 +46,7 @@ def pin_model(config: RunConfig) -> RunConfig:
     if not _is_hub(model, "model"):
         return config
     assert model.from_ is not None
-    commit = hub.resolve(model.from_, model.commit or model.revision, cache=config.hub.cache)
+    commit = hub.resolve_commit(model.from_, model.commit or model.revision, cache=config.hub.cache)
     hub.fetch_config(model.from_, commit, config.hub.cache)
     return _with(config, model.changed(commit=commit), config.data.tokenizer)
 
@@ -61,7 +61,7 @@ def pin_tokenizer(config: RunConfig) -> RunConfig:
     if model.commit is not None and (tokenizer.from_, asked) == (model.from_, model.revision):
         asked = model.commit  # one repository is one commit, however fast it moves
     cache = config.hub.cache
-    commit = hub.resolve(tokenizer.from_, asked, cache=cache)
+    commit = hub.resolve_commit(tokenizer.from_, asked, cache=cache)
     hub.fetch_tokenizer(tokenizer.from_, commit, cache, with_code=tokenizer.trust_remote_code is not None)
     return _with(config, model, tokenizer.changed(commit=commit))
 
@@ -74,7 +74,7 @@ def fingerprint(recipe: RunConfig) -> str:
     return planned(pin_tokenizer(recipe).data, recipe.evaluate.sets).fingerprint
 
 
-def fetch_weights(config: RunConfig) -> None:
+def fetch_base_weights(config: RunConfig) -> None:
     """The weights of a pinned `model.from`, in this host's cache. Raises UserError."""
     model = config.model
     if model.from_ is not None and model.commit is not None:

@@ -18,7 +18,7 @@ from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
-from windlass.model.open_config import architecture_of, architecture_within, directory_of, fewer_rows, read_hf_config
+from windlass.model.open_config import architecture_of, architecture_within, fewer_rows, model_directory, read_hf_config
 from windlass.parallel.activations import check_budget
 from windlass.parallel.build import check_compiler
 from windlass.report.sinks.follow import check_packages
@@ -30,7 +30,7 @@ from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
 from windlass.training.model_plan import workload
 from windlass.training.parameter_rules import rules_of
-from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
+from windlass.training.pins import fetch_base_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import fetch_run
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
@@ -56,10 +56,10 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
     config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
     if reads_weights(trainer_state):
-        fetch_weights(config)
+        fetch_base_weights(config)
     if trainer_state is None:
         if config.model.from_ is not None:
-            check_weights(directory_of(config.model), architecture)
+            check_weights(model_directory(config.model), architecture)
             check_new_rows(config, architecture)
         if config.adapter.from_ is not None:
             check_adapter(config, architecture)
@@ -82,7 +82,7 @@ def check_run(
     and the trainer state that it would go on from. Raises UserError."""
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
-    check_directory(config)
+    check_run_directory(config)
     check_packages(config.report.sinks)
     if fetches:
         fetch_run(config)
@@ -97,7 +97,7 @@ def check_run(
     else:
         config = pin_tokenizer(pin_model(config))
         if config.model.from_ is not None and config.model.commit is None:  # a directory, with its weights
-            source = directory_of(config.model)
+            source = model_directory(config.model)
             architecture_within(read_hf_config(source), stored_sizes(source), source)
         architecture = architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
     config.check_layout(architecture, world, here=True)
@@ -152,7 +152,7 @@ def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = Fal
         ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
         pinned = runtime.shared(None if ready is None else ready.config)
         assert pinned is not None
-        runtime.first_on_host(lambda: fetch_weights(pinned) if reads_weights(begun(pinned)) else None)
+        runtime.first_on_host(lambda: fetch_base_weights(pinned) if reads_weights(begun(pinned)) else None)
         config = pinned
     opened = None if ready is None else ready.prepared
     return config, opened or open_prepared(config.data, config.evaluate.sets, looks=runtime.rank == 0)
@@ -173,13 +173,13 @@ def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = F
     if trainer_state is None and (reads or model is None or Path(model).is_dir()):
         config.check_layout(architecture_of(config.model, num_entries(config.data.tokenizer) or 1))
     if reads:
-        fetch_weights(config)
+        fetch_base_weights(config)
     for line in pin_lines(config):
         say(line)
     return prepare(config.data, config.evaluate.sets, begun=keep, is_join=is_join)
 
 
-def check_directory(config: RunConfig) -> None:
+def check_run_directory(config: RunConfig) -> None:
     """A run directory that cannot be one is refused; nothing is made."""
     directory = config.run.directory.absolute()
     existing = next(path for path in (directory, *directory.parents) if path.exists())
@@ -199,7 +199,7 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
     if runtime.rank == 0:
         limits = BEFORE_TRAINING if prepared.remote is None else BEFORE_TRAINING._replace(runs=RUNS_OF_REMOTE)
         try:
-            model = directory_of(config.model) if config.model.from_ is not None else None
+            model = model_directory(config.model) if config.model.from_ is not None else None
             findings = lint(prepared, limits, model=model, is_isolated=config.data.isolate).findings
         except BadShard as error:
             if config.data.max_bad_shards == 0:
@@ -229,7 +229,7 @@ def check_data(
 
 def check_new_rows(config: RunConfig, architecture: Architecture) -> None:
     """Raises UserError for an adapter beside a base that gets rows here: no file has that base."""
-    rows = fewer_rows(directory_of(config.model), architecture.vocab_size)
+    rows = fewer_rows(model_directory(config.model), architecture.vocab_size)
     if rows is not None and config.adapter.kind != "none":
         raise UserError(
             f"model.vocab_size={architecture.vocab_size} with a base of {rows} rows, and an adapter",

@@ -33,7 +33,9 @@ class Resolved(NamedTuple):
     sentences: Sequence[str]
 
 
-def resolve(config: RunConfig, runtime: Runtime, is_prepared: bool, find_room: FindRoom, opened: ExitStack) -> Resolved:
+def resolve_run(
+    config: RunConfig, runtime: Runtime, is_prepared: bool, find_room: FindRoom, opened: ExitStack
+) -> Resolved:
     """`is_prepared`: the caller has just prepared the data. `opened` closes the run directory, which is locked from here on.
     Collective. Raises UserError."""
     config.parallel.layout(runtime.world)  # refused before anything slow

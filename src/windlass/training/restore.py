@@ -14,7 +14,7 @@ from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.init import BLOCK, initialise
 from windlass.model.lora.adapter import is_factor
-from windlass.model.open_config import directory_of
+from windlass.model.open_config import model_directory
 from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
@@ -123,7 +123,7 @@ def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
     `adapter.from`."""
     if config.model.from_ is None:
         return drawn_weights(architecture, config.run.seed)
-    read, adapter = weights_of(directory_of(config.model), architecture), config.adapter.from_
+    read, adapter = weights_of(model_directory(config.model), architecture), config.adapter.from_
 
     def fill(named: dict[str, torch.Tensor]) -> None:
         read(named)
@@ -143,4 +143,4 @@ def drawn_weights(architecture: Architecture, seed: int, block: int = BLOCK) -> 
 
 def kept_weights(config: RunConfig, architecture: Architecture) -> Fill:
     """What a checkpoint does not hold of the run that goes on from it: nothing, but for an adapter's base."""
-    return nothing if config.adapter.kind == "none" else weights_of(directory_of(config.model), architecture)
+    return nothing if config.adapter.kind == "none" else weights_of(model_directory(config.model), architecture)

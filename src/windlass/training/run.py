@@ -36,7 +36,7 @@ from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
-from windlass.training.parts.open_data import by_source, labels_of, score_set
+from windlass.training.parts.open_data import by_source, evaluate_set, labels_of
 from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
 from windlass.training.sizing.compiled import refuse_races
@@ -175,7 +175,7 @@ class Run:
         self.heartbeat.beat("evaluate", step)
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
-                total, count, figures = score_set(data, labels_of(self.config, name), self.objective, self.program)
+                total, count, figures = evaluate_set(data, labels_of(self.config, name), self.objective, self.program)
                 self.recorder.validation(step, name, total, count, data.bytes_of(count), figures)
                 if index == 0:  # what is not finite is no loss to be best by
                     loss = total / count

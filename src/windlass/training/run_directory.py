@@ -53,7 +53,7 @@ def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.Ab
     hosts = sorted(set(firsts))
     meet = None if len(hosts) == 1 else (*runtime.address, name, len(hosts), hosts.index(runtime.rank))
     directory, stall_s = str(config.run.directory.resolve()), config.launch.stall_s
-    return watched_beside(Watch(directory, stall_s, config.data.deadline_s + stall_s, meet and Hosts(*meet)))
+    return watched_beside(Watch(directory, stall_s, config.data.batch_timeout_s + stall_s, meet and Hosts(*meet)))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def launch(arguments, monkeypatch, capsys):
 
 
 def test_a_dry_run_prints_the_task_and_submits_none(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(command, "submit", lambda *_: pytest.fail("submitted"))
+    monkeypatch.setattr(command, "submit_sky", lambda *_: pytest.fail("submitted"))
     code, printed = launch("r.yaml run.steps=3 --nodes 2 --gpus-per-node 2 --dry-run", monkeypatch, capsys)
     assert code == 0, printed.err
     task = yaml.safe_load(printed.out)
@@ -34,7 +34,7 @@ def test_a_dry_run_prints_the_task_and_submits_none(recipe, monkeypatch, capsys)
 
 
 def test_what_is_submitted_is_followed_by_its_name(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(command, "submit", lambda text, *rest: f"{yaml.safe_load(text)['num_nodes']} {rest}")
+    monkeypatch.setattr(command, "submit_sky", lambda text, *rest: f"{yaml.safe_load(text)['num_nodes']} {rest}")
     code, printed = launch("r.yaml --nodes 1 --gpus-per-node 2 --job-name b", monkeypatch, capsys)
     assert code == 0 and printed.out.splitlines() == [
         "1 ('b', ['TOKEN'])",
@@ -61,6 +61,6 @@ def test_what_is_submitted_is_followed_by_its_name(recipe, monkeypatch, capsys):
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_submitted(recipe, monkeypatch, capsys, arguments, said):
-    monkeypatch.setattr(command, "submit", lambda *_: pytest.fail("submitted"))
+    monkeypatch.setattr(command, "submit_sky", lambda *_: pytest.fail("submitted"))
     code, printed = launch(arguments, monkeypatch, capsys)
     assert code == 2 and said in printed.err

@@ -11,7 +11,7 @@ import yaml
 
 from tests.commands.command_line import run_command
 from windlass.commands.recipes import row_lengths
-from windlass.commands.recipes.first_rows import shape_of
+from windlass.commands.recipes.first_rows import shape_of_file
 from windlass.commands.recipes.new_recipe import import_file, init
 from windlass.config import load_recipe
 from windlass.data.held_out import HeldOutConfig
@@ -118,10 +118,11 @@ def test_pairs_of_other_names_are_read_where_they_are(here, row, rows):
     assert (source.rows.model_dump(exclude_unset=True) if isinstance(rows, dict) else source.rows) == rows
     longer = {**row, "chosen": "b" * 600, "rejected": "c", "notes" if rows is None else next(iter(row)): "a" * 9000}
     assert (
-        row_lengths.choose_length(here / "rows.jsonl", shape_of(here / "rows.jsonl", None), "some/model").length == 256
+        row_lengths.choose_length(here / "rows.jsonl", shape_of_file(here / "rows.jsonl", None), "some/model").length
+        == 256
     )
     (here / "rows.jsonl").write_text(json.dumps(longer))
-    chosen = row_lengths.choose_length(here / "rows.jsonl", shape_of(here / "rows.jsonl", None), "some/model")
+    chosen = row_lengths.choose_length(here / "rows.jsonl", shape_of_file(here / "rows.jsonl", None), "some/model")
     assert chosen.length == (256 if rows is None else 4096), "what is asked counts, and nothing that is not read"
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from windlass.commands.recipes import row_lengths
-from windlass.commands.recipes.first_rows import shape_of
+from windlass.commands.recipes.first_rows import shape_of_file
 from windlass.commands.recipes.new_recipe import init
 from windlass.config import load_recipe
-from windlass.data.tokenize.tokenizer import save_trained, train
+from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def write_talks(file, words):
     ],
 )
 def test_sequences_hold_the_conversations_at_hand(tmp_path, words, length, too_long, said):
-    save_trained(train(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
+    save_trained(train_tokenizer(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
     (tmp_path / "model/config.json").write_text(json.dumps({"max_position_embeddings": 3000}))
     write_talks(tmp_path / "rows.jsonl", words)
     (logged,), (lack, bad) = init(tmp_path / "r.yaml", "rows.jsonl", "model", 5, None, None)
@@ -73,12 +73,12 @@ def test_pairs_are_measured_by_characters_where_no_tokenizer_is_here(tmp_path):
 
 def test_a_run_reads_few_rows_a_few_times_and_takes_an_eighth_of_them_a_step_at_most(tmp_path):
     """A hundred short rows were 5,333 epochs: 1,000 steps of 16 sequences of 1,024."""
-    save_trained(train(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
+    save_trained(train_tokenizer(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
     write_talks(tmp_path / "rows.jsonl", [10] * 100)
     init(tmp_path / "r.yaml", "rows.jsonl", "model", None, None, None)
     config = load_recipe(tmp_path / "r.yaml")
     per_epoch = row_lengths.choose_length(
-        tmp_path / "rows.jsonl", shape_of(tmp_path / "rows.jsonl", None), "model"
+        tmp_path / "rows.jsonl", shape_of_file(tmp_path / "rows.jsonl", None), "model"
     ).sequences
     a_step = config.run.tokens_per_step // config.data.sequence_length
     assert (config.run.epochs, config.run.steps, config.data.sequence_length) == (3, None, 128)

@@ -9,7 +9,7 @@ import yaml
 from tests import tiny
 from windlass.cli import main as cli
 from windlass.commands.speed import bench as page
-from windlass.commands.speed.bench import BenchRow, as_table, bench, cells_of, efficiencies, reason
+from windlass.commands.speed.bench import BenchRow, bench, bench_as_table, cells_of, efficiencies, failure_reason
 from windlass.errors import UserError
 
 
@@ -82,7 +82,7 @@ def test_too_few_steps_and_a_foreign_file_are_refused(base):
     ],
 )
 def test_why_a_cell_has_no_figure(code, printed, words):
-    assert reason(code, printed) == words
+    assert failure_reason(code, printed) == words
 
 
 def test_ranks_that_scale_badly_are_warned_of():
@@ -91,7 +91,7 @@ def test_ranks_that_scale_badly_are_warned_of():
     )
     other = BenchRow(("a.b=2",), 4, (5.0,))
     assert efficiencies([four, one, two, other]) == {two: pytest.approx(0.9), four: pytest.approx(0.5)}
-    lines = list(as_table([one, two, four, BenchRow(("a.b=3",), 1, error="out of memory")]))
+    lines = list(bench_as_table([one, two, four, BenchRow(("a.b=3",), 1, error="out of memory")]))
     assert [line for line in lines if line.startswith("warning")] == [
         "warning: a.b=1, 4 ranks has 50% of what its ranks do alone: windlass advise on such a run says why"
     ]

@@ -10,7 +10,7 @@ from tests.data.conftest import data_config
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from windlass.data.curate import decontaminate as room
 from windlass.data.curate.config import DecontaminateConfig
-from windlass.data.curate.decontaminate import Listed, hashed, ngrams_of
+from windlass.data.curate.decontaminate import Listed, hashed, ngram_hashes
 from windlass.data.prepare import chunked_sets
 from windlass.data.tokenize import pool
 from windlass.errors import UserError
@@ -57,13 +57,13 @@ def test_thirteen_words_in_a_row_are_found_whatever_is_between_them(text):
 def test_both_answers_occur_above_and_no_words_of_two_texts_are_joined():
     listed = Listed(Given(["a b c", "d e f"]), 3)
     assert [listed.is_shared(text) for text in ("x a b c", "a b d", "c d e", "D-E_F!")] == [True, False, False, True]
-    assert len(list(ngrams_of("a b c d", 3))) == 2 and list(ngrams_of("a b", 3)) == []
-    assert list(ngrams_of("ab c d", 3)) != list(ngrams_of("a bc d", 3))
+    assert len(list(ngram_hashes("a b c d", 3))) == 2 and list(ngram_hashes("a b", 3)) == []
+    assert list(ngram_hashes("ab c d", 3)) != list(ngram_hashes("a bc d", 3))
 
 
 def test_a_process_reads_the_texts_once_whatever_is_unpickled(monkeypatch):
     calls = []
-    monkeypatch.setattr(room, "ngrams_of", lambda text, n: calls.append(text) or iter(()))
+    monkeypatch.setattr(room, "ngram_hashes", lambda text, n: calls.append(text) or iter(()))
     listed = Listed(Given(["only here"]), 7)
     for _ in range(3):
         hashed(pickle.loads(pickle.dumps(listed)))

@@ -9,10 +9,10 @@ from tests.data.conftest import data_config, make_text
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.curate.config import FiltersConfig
 from windlass.data.curate.filters import FILTERS, Filters
-from windlass.data.lint.statistics import survey
+from windlass.data.lint.statistics import survey_set
 from windlass.data.prepare import chunked_sets
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.sources.select import Selection
@@ -79,7 +79,7 @@ def test_what_is_removed_is_counted_printed_shown_and_part_of_the_fingerprint(tm
     assert f"11 of 71 documents of {tmp_path}/a.jsonl are removed by its filters: {words}" in lines
     for name in ("train", "validation"):
         shown = "  filters     11 of sources.0 are left out: 7 min_chars, 4 max_symbol_share"
-        assert shown in list(describe(prepared, survey(prepared, name, 99)))
+        assert shown in list(describe_set(prepared, survey_set(prepared, name, 99)))
     assert prepared.settings["sources"][0]["filters"] == SETTINGS, (
         "filters that are not asked for are in no fingerprint"
     )
@@ -196,7 +196,7 @@ def test_a_validation_set_and_a_further_one_have_filters_of_their_own(tmp_path):
     documents = {name: info.documents for name, info in prepared.sets.items()}
     assert documents == {"train": 71, "validation": 60, "more": 64}
     shown = {
-        name: [line for line in describe(prepared, survey(prepared, name, 9)) if "  filters " in line]
+        name: [line for line in describe_set(prepared, survey_set(prepared, name, 9)) if "  filters " in line]
         for name in documents
     }
     assert (
@@ -223,8 +223,8 @@ def test_of_a_conversation_the_words_of_all_messages_are_looked_at(planted, tmp_
 def test_a_selection_of_another_part_sees_the_same_documents(tmp_path):
     """The filters hang on the source, so whatever reads its documents reads the kept ones."""
     from windlass.data.sources.scan import scan
-    from windlass.data.sources.source_files import source_of
+    from windlass.data.sources.source_files import source_of_files
 
     given = config_of(tmp_path).sources[0]
-    source = source_of(given, scan(given, print))._replace(filters=Filters(given.filters, given.label))
+    source = source_of_files(given, scan(given, print))._replace(filters=Filters(given.filters, given.label))
     assert list(Selection([source], 0, 1 << 64).texts()) == GOOD == list(source.documents())

@@ -11,11 +11,11 @@ from tests.data.conftest import data_config, make_text
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.curate import near_duplicates as room
 from windlass.data.curate.config import NearDuplicatesConfig
-from windlass.data.curate.near_duplicates import near_duplicates, ngrams_of, num_bands
-from windlass.data.lint.statistics import survey
+from windlass.data.curate.near_duplicates import near_duplicates, num_bands, shingles_of
+from windlass.data.lint.statistics import survey_set
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.tokenize import pool
 from windlass.errors import UserError
@@ -36,7 +36,7 @@ def edited(text, *places):
 
 
 def jaccard(one, two, n=5):
-    a, b = set(ngrams_of(one, n)), set(ngrams_of(two, n))
+    a, b = set(shingles_of(one, n)), set(shingles_of(two, n))
     return len(a & b) / len(a | b)
 
 
@@ -49,13 +49,13 @@ def left_out(texts, config=CONFIG):
 
 
 def test_ngrams_are_words_in_lower_case_and_a_short_text_is_one():
-    assert ngrams_of("One, two -- THREE\nfour", 3) == ["one two three", "two three four"]
-    assert ngrams_of("One, two", 3) == ["one two"] and ngrams_of("* * *", 3) == ["* * *"]
+    assert shingles_of("One, two -- THREE\nfour", 3) == ["one two three", "two three four"]
+    assert shingles_of("One, two", 3) == ["one two"] and shingles_of("* * *", 3) == ["* * *"]
 
 
 def test_characters_of_scripts_without_spaces_are_words():
-    assert ngrams_of("我爱 Python。ไทย", 3) == ["我 爱 python", "爱 python ไ", "python ไ ท", "ไ ท ย"]
-    assert ngrams_of("안녕 세상 हिन्दी", 2)[0] == "안녕 세상", "Hangul has spaces"
+    assert shingles_of("我爱 Python。ไทย", 3) == ["我 爱 python", "爱 python ไ", "python ไ ท", "ไ ท ย"]
+    assert shingles_of("안녕 세상 हिन्दी", 2)[0] == "안녕 세상", "Hangul has spaces"
     draw = random.Random(0)
     text = "".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(300))
     assert left_out([text, text[:200] + "改" + text[201:], text[::-1]]) == [1]
@@ -145,7 +145,7 @@ def test_what_is_left_out_is_counted_printed_shown_and_part_of_the_fingerprint(t
     assert prepared == load_prepared(prepared.directory) and prepared.duplicates == {"sources.0": 5, "sources.1": 6}
     assert [(pair["kept"], pair["left_out"]) for pair in prepared.near_pairs] == [(3 * n, 30 + n) for n in range(5)]
     for name in ("train", "validation"):
-        shown = list(describe(prepared, survey(prepared, name, 99)))
+        shown = list(describe_set(prepared, survey_set(prepared, name, 99)))
         assert (
             "  duplicates  5 of sources.0 are left out" in shown
             and "  duplicates  6 of sources.1 are left out" in shown

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.data.lint.check_ids import Copies, longest_run, overlap
+from windlass.data.lint.check_ids import Copies, check_overlap, longest_run
 from windlass.data.lint.findings import Findings
 
 
@@ -28,7 +28,7 @@ def test_a_few_short_copies_are_no_finding(copies, num_documents, expected):
 def test_an_overlap_names_the_longest_document_in_both_sets():
     found = Findings("validation")
     train, other = {1: (10, 80), 2: (11, 500), 3: (12, 9)}, {2: (4, 500), 1: (3, 80), 9: (5, 7)}
-    overlap(found, train, other, "there {}".format, "here {}".format)
+    check_overlap(found, train, other, "there {}".format, "here {}".format)
     (finding,) = found.list()
     assert finding.where == "validation: there 4"
     assert finding.what == (

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.planted import LENGTH, Planted, text, texts
 from windlass.data.batch_fields import NOT_COUNTED
-from windlass.data.lint.statistics import read_sample, sample_number, survey
+from windlass.data.lint.statistics import read_sample, sample_number, survey_set
 from windlass.errors import UserError
 
 
@@ -19,7 +19,7 @@ def planted(small, tmp_path):
 def test_lengths_fill_and_vocabulary_are_those_of_the_documents(planted):
     documents = [text(number, 3 + number) for number in range(30)]
     prepared = planted.prepared(documents)
-    found = survey(prepared, "train", 10**6)
+    found = survey_set(prepared, "train", 10**6)
     lengths = sorted(len(planted.ids(one)) - 1 for one in documents)
     assert found.lengths.tolist() == lengths and found.num_pieces == 0
     assert found.num_content == found.num_targets == prepared.sets["train"].tokens
@@ -38,7 +38,7 @@ def test_lengths_fill_and_vocabulary_are_those_of_the_documents(planted):
 
 def test_a_large_set_is_read_in_part(planted):
     prepared = planted.prepared(texts())
-    found = survey(prepared, "train", 80)
+    found = survey_set(prepared, "train", 80)
     assert found.num_read == 80 < prepared.sets["train"].samples
     assert 0 < len(found.lengths) < 30 and found.num_pieces > 0
 
@@ -47,7 +47,7 @@ def test_the_share_in_the_loss_is_that_of_the_labels(planted):
     def half(ids_NL, labels_NL):
         labels_NL[:, 1 : 1 + LENGTH // 2] = NOT_COUNTED
 
-    found = survey(planted.prepared(texts(), edit=half), "train", 10**6)
+    found = survey_set(planted.prepared(texts(), edit=half), "train", 10**6)
     assert found.counted == pytest.approx(0.5, abs=0.01)
 
 

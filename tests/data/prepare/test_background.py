@@ -96,7 +96,8 @@ def test_a_process_that_is_killed_is_reported_by_its_exit_code(open_source, tmp_
 
 def test_a_process_that_crashes_is_reported_by_its_last_line_and_promises_nothing(corpus, tmp_path, monkeypatch):
     broken = (
-        "import windlass.data.prepare.background as room; room.prepare = lambda *_: {}['no such key']; room.serve()"
+        "import windlass.data.prepare.background as room; "
+        "room.prepare = lambda *_: {}['no such key']; room.run_preparation()"
     )
     monkeypatch.setattr("windlass.data.prepare.background._command", lambda: [sys.executable, "-c", broken])
     with pytest.raises(UserError) as caught:

@@ -134,7 +134,7 @@ def test_before_anything_can_be_read_a_failure_leaves_nothing(corpus, tmp_path, 
     def fails(*_):
         raise UserError("given", "rule", "change")
 
-    monkeypatch.setattr(room.journal, "begin", fails)
+    monkeypatch.setattr(room.journal, "begin_journal", fails)
     with pytest.raises(UserError):
         quietly(growing_config(tmp_path))
     assert not (tmp_path / "grown").exists() and not (tmp_path / ".grown.work").exists()

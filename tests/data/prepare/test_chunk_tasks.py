@@ -11,7 +11,7 @@ from windlass.data.sources.bad_rows import FoundRows
 from windlass.data.sources.select import HASHES, Amount, Selection
 from windlass.data.sources.source_files import Source, hash_file
 from windlass.data.tokenize import pool, resume
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, token_bytes, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, token_bytes, train_tokenizer
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_counts_are_by_set_and_bad_rows_have_their_numbers(chunk):
 
 
 def test_parts_hold_the_sets_in_order_and_are_made_once(chunk, tmp_path, monkeypatch):
-    save_trained(train((make_text(50, seed) for seed in range(20)), 300), tmp_path / "tokenizer")
+    save_trained(train_tokenizer((make_text(50, seed) for seed in range(20)), 300), tmp_path / "tokenizer")
     tokenizer, eos_id = open_tokenizer(tmp_path / "tokenizer")
     monkeypatch.setattr(resume, "PART_TOKENS", 100)
     monkeypatch.setattr(pool, "BATCH_CHARS", 100)

@@ -86,8 +86,8 @@ def test_parts_of_chunks_are_kept_and_one_that_is_damaged_is_made_again(tmp_path
     damaged = next(part for part in parts if part.name.startswith("000001-"))  # behind one that is read before
     data = damaged.read_bytes()
     damaged.write_bytes(data[:-9] + b"X" + data[-8:])
-    encoded, batches = [], pool.batches
-    monkeypatch.setattr(pool, "batches", lambda texts, *more: batches(encoded.extend(texts) or texts, *more))
+    encoded, batches = [], pool.piece_batches
+    monkeypatch.setattr(pool, "piece_batches", lambda texts, *more: batches(encoded.extend(texts) or texts, *more))
     again = quietly(config)
     num_documents = sum(info.documents for info in whole.sets.values())
     assert 0 < len(encoded) < num_documents // 3 and again.sets == whole.sets

@@ -9,7 +9,14 @@ import threading
 
 import pytest
 
-from windlass.data.prepare.directory import alone, check_apart, check_is_directory, check_room, check_writable, replaced
+from windlass.data.prepare.directory import (
+    check_apart,
+    check_is_directory,
+    check_room,
+    check_writable,
+    locked_to_prepare,
+    replaced,
+)
 from windlass.data.prepare.manifest import Prepared
 from windlass.errors import UserError
 
@@ -27,7 +34,7 @@ def word_in(directory):
 
 def test_the_new_takes_the_old_ones_place(tmp_path):
     for word in ("first", "second"):
-        with alone(tmp_path / "data", print), replaced(tmp_path / "data") as temporary:
+        with locked_to_prepare(tmp_path / "data", print), replaced(tmp_path / "data") as temporary:
             fill(temporary, word)
         assert word_in(tmp_path / "data") == word
         assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
@@ -87,7 +94,7 @@ def test_a_file_or_a_place_below_a_file_is_refused(tmp_path):
 
 def test_an_unwritable_parent_is_named(tmp_path):
     (tmp_path / ".data.lock").mkdir()  # as unwritable as it gets, also for root
-    with pytest.raises(UserError, match="cannot be written"), alone(tmp_path / "data", print):
+    with pytest.raises(UserError, match="cannot be written"), locked_to_prepare(tmp_path / "data", print):
         pass
 
 
@@ -95,11 +102,11 @@ def test_leftovers_of_a_killed_preparation_are_swept_and_an_interrupted_swap_is_
     for name in (".data.preparing", ".data.old"):
         (tmp_path / name).mkdir()
         fill(tmp_path / name, name)
-    with alone(tmp_path / "data", print):
+    with locked_to_prepare(tmp_path / "data", print):
         assert word_in(tmp_path / "data") == ".data.old"
     assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
     (tmp_path / ".data.old").mkdir()
-    with alone(tmp_path / "data", print):
+    with locked_to_prepare(tmp_path / "data", print):
         assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
 
 
@@ -107,10 +114,10 @@ def test_the_second_waits_and_says_so(tmp_path):
     said, entered = [], threading.Event()
 
     def second():
-        with alone(tmp_path / "data", said.append):
+        with locked_to_prepare(tmp_path / "data", said.append):
             entered.set()
 
-    with alone(tmp_path / "data", said.append):
+    with locked_to_prepare(tmp_path / "data", said.append):
         thread = threading.Thread(target=second)
         thread.start()
         assert not entered.wait(0.2)
@@ -122,13 +129,13 @@ def test_the_second_waits_and_says_so(tmp_path):
 def test_the_lock_of_a_killed_holder_is_free(tmp_path):
     code = (
         "import os, pathlib, signal, sys\n"
-        "from windlass.data.prepare.directory import alone\n"
-        "with alone(pathlib.Path(sys.argv[1]), print):\n"
+        "from windlass.data.prepare.directory import locked_to_prepare\n"
+        "with locked_to_prepare(pathlib.Path(sys.argv[1]), print):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")]).returncode == -9
     said = []
-    with alone(tmp_path / "data", said.append):
+    with locked_to_prepare(tmp_path / "data", said.append):
         assert said == []
 
 
@@ -138,7 +145,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("windlass.data.prepare.directory.fcntl.flock", refuse)
-    with pytest.raises(UserError) as caught, alone(tmp_path / "data", print):
+    with pytest.raises(UserError) as caught, locked_to_prepare(tmp_path / "data", print):
         pass
     assert f"{tmp_path}/.data.lock cannot be locked: {os.strerror(number)}" in caught.value.given
     assert "local disk" in caught.value.change

@@ -10,7 +10,7 @@ from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.curate import language
-from windlass.data.prepare.fingerprint import fingerprint, settings_of, stream_fingerprint
+from windlass.data.prepare.fingerprint import preparation_fingerprint, settings_of, stream_fingerprint
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader
@@ -123,7 +123,7 @@ def test_the_fingerprint_of_a_recipe_is_pinned():
     given = {"sources": two, "tokenizer": {"from": "t"}, "directory": "d", "sequence_length": 33}
     config = DataConfig.model_validate({**given, "validation": {"path": "v"}})
     settings = settings_of(config, {"more": SourceConfig(path="m")})
-    assert fingerprint(settings, {}, []) == "d3650ba361745a58494c247f5d0f763a"
+    assert preparation_fingerprint(settings, {}, []) == "d3650ba361745a58494c247f5d0f763a"
     assert stream_fingerprint(settings, {}, []) == "fda36bd3d81a71417bbd22354a011f88"
 
 

@@ -12,7 +12,7 @@ from windlass.data.config import SourceConfig
 from windlass.data.prepare.hold_out import border_of, border_of_share
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Selection, Split, select
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 
 
@@ -105,7 +105,8 @@ def test_a_row_of_a_chat_is_not_cut_for_a_share(tmp_path):
     (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "say", "completion": "wind " * 50}))
     config = SourceConfig(path=str(tmp_path / "chat.jsonl"), format="chat")
     assert (
-        border_of_share(0.1, pytest.fail, Selection([source_of(config, scan(config, print))], 0, 1 << 64)).cut is None
+        border_of_share(0.1, pytest.fail, Selection([source_of_files(config, scan(config, print))], 0, 1 << 64)).cut
+        is None
     )
 
 
@@ -122,7 +123,7 @@ def test_a_share_of_enough_texts_is_by_hash_and_reads_until_both_sides_have_one(
                 read.append(document)
                 yield document
 
-    source = source_of(
+    source = source_of_files(
         SourceConfig(path=str(tmp_path / "corpus")), scan(SourceConfig(path=str(tmp_path / "corpus")), print)
     )
     assert border_of_share(0.3, print, Counted([source], 0, 1 << 64)).cut is None
@@ -174,7 +175,7 @@ def test_rows_are_held_out_whole(tmp_path):
     rows = [{"prompt": f"say {number}", "completion": "wind " * number} for number in range(1, 9)]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = SourceConfig(path=str(tmp_path / "chat.jsonl"), format="chat")
-    source = source_of(config, scan(config, print))
+    source = source_of_files(config, scan(config, print))
     amount = data_config(tmp_path, validation={"bytes": 100}).validation
     selections = select([source], lambda whole: border_of(amount, [], print, whole), {})
     sides = [list(selections[name].texts()) for name in ("train", "validation")]
@@ -189,7 +190,7 @@ def test_an_amount_that_leaves_nothing_is_refused(tmp_path):
         quietly(data_config(tmp_path, validation={"bytes": 10**6}))
     assert caught.value.given.startswith("data.validation: {bytes: 1000000}, which is 976.6 KiB of ")
     config = SourceConfig(path=str(tmp_path / "corpus"))
-    whole = Selection([source_of(config, scan(config, print))._replace(format="chat")], 0, 1 << 64)
+    whole = Selection([source_of_files(config, scan(config, print))._replace(format="chat")], 0, 1 << 64)
     with pytest.raises(UserError, match="more than that is there"):
         border_of(data_config(tmp_path, validation={"bytes": size(texts) - 1}).validation, [], print, whole)
     with pytest.raises(UserError, match="a tokenizer without a tokenizer"):

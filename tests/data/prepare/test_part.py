@@ -134,8 +134,8 @@ def test_no_part_reads_more_than_its_chunks_after_the_first_step(tmp_path, sourc
 
     monkeypatch.setattr("windlass.data.prepare.chunk_tasks.CountChunk.__call__", never)
     monkeypatch.setattr("windlass.data.prepare.hold_out.border_of", never)
-    batches, encoded = pool.batches, []
-    monkeypatch.setattr(pool, "batches", lambda texts, *more: batches(encoded.append(len(texts)) or texts, *more))
+    batches, encoded = pool.piece_batches, []
+    monkeypatch.setattr(pool, "piece_batches", lambda texts, *more: batches(encoded.append(len(texts)) or texts, *more))
     for number in range(3):
         make_part(config, number, 3)
     encoded.append(None)

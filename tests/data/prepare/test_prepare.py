@@ -15,7 +15,7 @@ import xxhash
 
 from tests.data.conftest import data_config, make_text, write_corpus
 from windlass.data.config import SourceConfig
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.prepare import build as room
 from windlass.data.prepare import manifest
 from windlass.data.prepare.prepare import open_prepared, prepare
@@ -33,7 +33,7 @@ def quietly(config, sets=None, lines=None):
 def documents_of(prepared, name):
     """The documents again, from the shards alone."""
     tokenizer, eos_id = open_tokenizer(prepared.tokenizer_directory)
-    stream = unpack(Reader(prepared.directory / name))
+    stream = unpack_samples(Reader(prepared.directory / name))
     assert stream[0] == stream[-1] == eos_id
     parts = np.split(stream[1:], np.flatnonzero(stream[1:] == eos_id) + 1)[:-1]
     return [tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False) for part in parts]
@@ -180,8 +180,8 @@ def test_a_tokenizer_that_rewrites_text_has_no_bytes_per_token(corpus, tmp_path)
 
 def test_a_corpus_over_the_limit_is_sampled_for_the_tokenizer(corpus, tmp_path, monkeypatch):
     seen = []
-    train = room.tokenizer.train
-    monkeypatch.setattr(room.tokenizer, "train", lambda texts, size: train(seen.extend(texts) or seen, size))
+    train = room.tokenizer.train_tokenizer
+    monkeypatch.setattr(room.tokenizer, "train_tokenizer", lambda texts, size: train(seen.extend(texts) or seen, size))
     quietly(data_config(tmp_path))
     everything = len(seen)
     monkeypatch.setattr(room, "TOKENIZER_TRAINING_BYTES", sum(len(text.encode()) for text in seen) // 2)
@@ -268,10 +268,14 @@ def test_an_unchanged_start_reads_prepared_json_and_each_index_once(corpus, tmp_
         monkeypatch.setattr(module, name, lambda *given: calls.append((name, given[0].name)) or call(*given))
 
     counted("load_prepared", manifest)
-    counted("read_index", mds)
+    counted("read_shard_index", mds)
     found = quietly(data_config(tmp_path))
     assert found == first and [found.shards(name).where for name in found.sets]
-    assert sorted(calls) == [("load_prepared", "data"), ("read_index", "train"), ("read_index", "validation")]
+    assert sorted(calls) == [
+        ("load_prepared", "data"),
+        ("read_shard_index", "train"),
+        ("read_shard_index", "validation"),
+    ]
 
 
 def test_unchanged_data_is_used_where_nothing_can_be_written(corpus, tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def test_fitted_shards_are_those_of_one_writer(tmp_path, seed, monkeypatch):
         whole.write(ids, labels)
     whole.close()
     paths = [write_part(tmp_path, number, part) for number, part in enumerate(parts)]
-    ends = {path: packing.ends_of(np.array(part), EOS) for path, part in zip(paths, parts)}
+    ends = {path: packing.document_ends(np.array(part), EOS) for path, part in zip(paths, parts)}
     fitted, given_back, used = Writer(tmp_path / "fitted", *settings, vocab_size=200), [], []
     shards = fitted_shards(paths, ends.__getitem__, T, fitted.samples_per_shard)
     for number, (made_of, consumed) in enumerate(shards):

@@ -87,7 +87,7 @@ def test_the_parent_opens_no_part(tmp_path, monkeypatch):
         raise AssertionError("the parent reads a part")
 
     monkeypatch.setattr(pool.Workers, "map", noted)
-    for name in ("kept", "kept_files", "read_part"):
+    for name in ("kept", "kept_part_files", "read_part"):
         monkeypatch.setattr(resume, name, never)
     for room in ("windlass.data.prepare.chunked_sets.kept", "windlass.data.prepare.shards_of_workers.read_part"):
         monkeypatch.setattr(room, never)

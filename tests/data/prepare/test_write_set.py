@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tests.data.conftest import data_config, write_corpus
 from tests.data.prepare.test_prepare import documents_of
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.config import FillInMiddleConfig, SourceConfig
@@ -126,7 +126,7 @@ def test_the_middle_of_training_documents_is_moved_and_no_other(corpus, tmp_path
         [number for part, mark in parts for number in [*opened.encode(part).ids, eos_id if mark is None else mark]]
         for parts in moved
     ]
-    stream = unpack(Reader(chunked.directory / "train"))[1:].tolist()
+    stream = unpack_samples(Reader(chunked.directory / "train"))[1:].tolist()
     assert stream[: sum(map(len, expected))] == [number for document in expected for number in document]
 
 

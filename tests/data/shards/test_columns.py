@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from windlass.data.shards.columns import ShardColumns, columns_of, narrowest
-from windlass.data.shards.index import parse_index
+from windlass.data.shards.columns import ShardColumns, narrowest, shard_columns
+from windlass.data.shards.index import parse_shard_index
 from windlass.data.shards.mds import Reader, Writer
 from windlass.errors import BadShard
 
@@ -77,12 +77,12 @@ def test_other_columns_are_refused_and_names_alone_do_not_decide():
     for columns in (ShardColumns("<u2", "", True), ShardColumns("<i4", "loss_mask")):
         names, encodings = list(columns.encodings), list(columns.encodings.values())
         entry = {"column_names": names, "column_encodings": encodings}
-        assert columns_of(entry) == columns
+        assert shard_columns(entry) == columns
         data = json.dumps(
             {"version": 2, "shards": [{**HEAD, **entry, "column_encodings": ["ndarray:int64", *encodings[1:]]}]}
         )
         with pytest.raises(BadShard, match="ndarray:int64"):
-            parse_index(data.encode(), "here")
+            parse_shard_index(data.encode(), "here")
     assert narrowest(IDS, IDS, False, 300) == ShardColumns("<u2", "")
 
 
@@ -92,7 +92,7 @@ def test_a_shard_of_before_is_read(tmp_path):
     writer.close()
     index = json.loads((tmp_path / "index.json").read_text())
     assert index["shards"][0]["column_encodings"] == ["ndarray:int32", "ndarray:int32"]
-    assert parse_index(json.dumps(index).encode(), "here")[0].columns == ShardColumns()
+    assert parse_shard_index(json.dumps(index).encode(), "here")[0].columns == ShardColumns()
     assert [row.tolist() for _, row, _ in read(tmp_path)[0]] == MASKED.tolist()
 
 

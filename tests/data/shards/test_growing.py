@@ -18,8 +18,8 @@ def quick(monkeypatch):
     monkeypatch.setattr("windlass.data.shards.journal.BEAT_EVERY_S", 0.05)
 
 
-def follow(grown, deadline_s=5.0):
-    return open_growing(grown.directory, "train", deadline_s)
+def follow(grown, max_silence_s=5.0):
+    return open_growing(grown.directory, "train", max_silence_s)
 
 
 def later(seconds, *calls):
@@ -71,7 +71,7 @@ def test_a_reader_sees_new_shards_and_no_damage_passes(tmp_path):
 
 def test_a_preparation_that_is_silent_is_named_within_the_deadline(tmp_path):
     grown = Grown(tmp_path).write(3)
-    folder = follow(grown, deadline_s=0.3)
+    folder = follow(grown, max_silence_s=0.3)
     with pytest.raises(UserError) as caught:
         folder.wait_for(lambda: False)
     assert f"{tmp_path} holds 3 shards of an unfinished preparation" in caught.value.given
@@ -82,7 +82,7 @@ def test_a_preparation_that_is_silent_is_named_within_the_deadline(tmp_path):
 def test_signs_of_life_put_the_deadline_off(tmp_path):
     """Twelve times half a second of reading, with 4 s of patience: no shard comes, and no error."""
     grown = Grown(tmp_path).write(1)
-    folder = follow(grown, deadline_s=4.0)
+    folder = follow(grown, max_silence_s=4.0)
     thread = later(0.5, *[grown.beat.tick] * 12, lambda: grown.write(1))
     folder.wait_for(lambda: len(folder.shards) >= 2)
     thread.join()
@@ -91,7 +91,7 @@ def test_signs_of_life_put_the_deadline_off(tmp_path):
 @pytest.mark.parametrize("kind", [UserError, Unavailable])
 def test_a_preparation_that_fails_says_why_at_once(tmp_path, kind):
     grown = Grown(tmp_path).write(2)
-    folder = follow(grown, deadline_s=60.0)
+    folder = follow(grown, max_silence_s=60.0)
     error = kind("row 7 is no text", "rows are texts", "fix row 7")
     thread = later(0.1, lambda: log_failure(tmp_path, error))
     with pytest.raises(UserError) as caught:
@@ -118,7 +118,7 @@ def test_a_preparation_that_is_removed_is_named(tmp_path):
 
 
 def test_closing_ends_a_wait(tmp_path):
-    folder = follow(Grown(tmp_path), deadline_s=60.0)
+    folder = follow(Grown(tmp_path), max_silence_s=60.0)
     thread = later(0.1, folder.close)
     with pytest.raises(RuntimeError, match="closed"):
         folder.wait_for(lambda: False)

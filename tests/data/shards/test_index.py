@@ -8,7 +8,7 @@ import pytest
 import xxhash
 import zstandard
 
-from windlass.data.shards.index import MAX_BYTES, parse_index, unpack
+from windlass.data.shards.index import MAX_BYTES, parse_shard_index, unpack_shard
 from windlass.errors import BadShard
 
 RAW = bytes(range(256)) * 40
@@ -33,7 +33,7 @@ def entry(**changes):
 
 
 def parsed(**changes):
-    return parse_index(json.dumps({"version": 2, "shards": [entry(**changes)]}).encode(), "there/index.json")[0]
+    return parse_shard_index(json.dumps({"version": 2, "shards": [entry(**changes)]}).encode(), "there/index.json")[0]
 
 
 def refused(call, *arguments, **changes):
@@ -82,28 +82,28 @@ def test_an_absent_hash_says_how_to_write_one():
 @pytest.mark.parametrize("algorithm", ["xxh64", "sha1"])
 def test_a_plain_shard_is_what_the_index_promises(algorithm):
     shard = parsed(raw_data=promise("s.mds", RAW, algorithm))
-    assert unpack(shard, RAW, "s3://b/s.mds") == RAW
-    error = refused(unpack, shard, RAW[:-1] + b"?", "s3://b/s.mds")
+    assert unpack_shard(shard, RAW, "s3://b/s.mds") == RAW
+    error = refused(unpack_shard, shard, RAW[:-1] + b"?", "s3://b/s.mds")
     assert f"s3://b/s.mds has the hash {algorithm}" in error.given and shard.raw.digest in error.rule
-    assert f"has {len(RAW) - 1} bytes (truncated" in refused(unpack, shard, RAW[:-1], "s3://b/s.mds").given
+    assert f"has {len(RAW) - 1} bytes (truncated" in refused(unpack_shard, shard, RAW[:-1], "s3://b/s.mds").given
 
 
 @pytest.mark.parametrize(("compression", "compress"), [("zstd:3", zstandard.compress), ("gz", gzip.compress)])
 def test_a_compressed_shard_is_unpacked_and_both_forms_verified(compression, compress):
     data = compress(RAW)
     shard = packed(compression, data)
-    assert shard.compression == compression.partition(":")[0] and unpack(shard, data, "u") == RAW
+    assert shard.compression == compression.partition(":")[0] and unpack_shard(shard, data, "u") == RAW
     spoilt = bytearray(data)
     spoilt[len(data) // 2] ^= 1
-    assert "u has the hash xxh64" in refused(unpack, shard, bytes(spoilt), "u").given
+    assert "u has the hash xxh64" in refused(unpack_shard, shard, bytes(spoilt), "u").given
     other = packed(compression, data, raw=RAW[::-1])  # the packed bytes are right, what they hold is not
-    assert "u, unpacked, has the hash xxh64" in refused(unpack, other, data, "u").given
+    assert "u, unpacked, has the hash xxh64" in refused(unpack_shard, other, data, "u").given
     broken = packed(compression, bytes(spoilt))  # a right hash of bytes that are no such stream
-    assert "unpacked" in refused(unpack, broken, bytes(spoilt), "u").given
+    assert "unpacked" in refused(unpack_shard, broken, bytes(spoilt), "u").given
 
 
 @pytest.mark.parametrize(("compression", "compress"), [("zstd", zstandard.compress), ("gz", gzip.compress)])
 def test_unpacking_stops_at_the_promised_size(compression, compress):
     bomb = compress(bytes(30 << 20))
-    error = refused(unpack, packed(compression, bomb), bomb, "u")
+    error = refused(unpack_shard, packed(compression, bomb), bomb, "u")
     assert f"u, unpacked, has {len(RAW) + 1} bytes" in error.given

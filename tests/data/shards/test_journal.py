@@ -14,12 +14,12 @@ from windlass.data.shards.journal import (
     JOURNAL_NAME,
     Beat,
     Journal,
-    begin,
+    begin_journal,
     log_failure,
     open_journal,
     read_beat,
 )
-from windlass.data.shards.mds import Reader, read_index
+from windlass.data.shards.mds import Reader, read_shard_index
 from windlass.errors import BadShard, UserError
 
 
@@ -39,7 +39,7 @@ def test_shards_are_reported_as_they_become_whole_and_are_those_of_the_index(tmp
     grown.end()
     follower.read()
     assert follower.end == {"kind": "end", "train": {}}
-    assert follower.shards == read_index(tmp_path / "train") == read(tmp_path).shards
+    assert follower.shards == read_shard_index(tmp_path / "train") == read(tmp_path).shards
     for number, (ids, _) in zip(range(5), Reader(tmp_path / "train")):
         assert (ids == samples_of(0)[number]).all()
 
@@ -86,7 +86,7 @@ def test_a_torn_line_is_not_read_and_is_cut_off_by_who_goes_on(tmp_path):
 def test_a_journal_that_is_replaced_while_it_is_read_is_refused(tmp_path):
     grown, follower = Grown(tmp_path).write(2), Journal(tmp_path)
     follower.read()
-    begin(tmp_path, {"fingerprint": "other", "sets": {}, "files": {}})
+    begin_journal(tmp_path, {"fingerprint": "other", "sets": {}, "files": {}})
     with pytest.raises(BadShard, match="shorter than it was"):
         follower.read()
     other = object.__new__(Grown)

@@ -15,9 +15,9 @@ from tests.data.prepare.test_build import Killed, without_journal
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.config import SourceConfig
-from windlass.data.lint.statistics import survey
+from windlass.data.lint.statistics import survey_set
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.prepare.manifest import load_prepared, open_prepared
 from windlass.data.prepare.prepare import planned
@@ -25,7 +25,7 @@ from windlass.data.sources import bad_rows as room
 from windlass.data.sources.bad_rows import BadRow, BadRows, TooManyBadRows, judge
 from windlass.data.sources.config import BadRowsConfig
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 
 GOOD = [f"document {number} {make_text(20, number)}" for number in range(40)]
@@ -72,7 +72,7 @@ def test_every_kind_is_left_out_counted_reported_and_printed(tmp_path):
     logged = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
     assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({logged}), and left out (bad_rows.at_most: 7)" in lines
     for name in ("train", "validation"):
-        out = list(describe(prepared, survey(prepared, name, 99)))
+        out = list(describe_set(prepared, survey_set(prepared, name, 99)))
         assert f"  bad rows    7 of sources.0 are left out: {logged}" in out
 
 
@@ -112,7 +112,7 @@ def test_a_decimal_is_a_share_of_the_rows_of_the_source(tmp_path, at_most, is_en
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, BAD))  # 7 of 47: 0.149
     config = SourceConfig(path=str(tmp_path / "a.jsonl"))
     found = BadRows("sources.0", "a", BadRowsConfig(at_most=at_most))
-    source = source_of(config, scan(config, print))._replace(bad_rows=found)
+    source = source_of_files(config, scan(config, print))._replace(bad_rows=found)
     assert list(source.documents()) == list(source.documents()) == GOOD, "each pass begins at the first row"
     assert (found.num, found.num_rows, found.is_too_many) == (7, 47, not is_enough)
 
@@ -206,7 +206,7 @@ def test_rows_of_parquet(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     config = SourceConfig(path=str(tmp_path / "a.parquet"))
     found = BadRows("sources.0", "a", BadRowsConfig(at_most=2))
-    assert list(source_of(config, scan(config, print))._replace(bad_rows=found).documents()) == ["good", "better"]
+    assert list(source_of_files(config, scan(config, print))._replace(bad_rows=found).documents()) == ["good", "better"]
     assert [row.given for row in found.named] == [
         f"{tmp_path}/a.parquet, row 2, holds text that is not UTF-8: byte 0xe9",
         f"{tmp_path}/a.parquet, row 3, has nothing under `text`",

@@ -29,7 +29,7 @@ from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.config import CONVERSATION
 from windlass.data.sources.preference_rows import pair_of
-from windlass.data.sources.row_text import Form, text_of
+from windlass.data.sources.row_text import Form, document_text
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.flags import labelled
 from windlass.errors import UserError
@@ -230,7 +230,7 @@ def test_a_null_among_arguments_is_a_value_in_json_and_an_absent_key_in_a_table(
     row = row_of({"function": {"name": "pull", "arguments": arguments}})
     form = Form(CONVERSATION)
     for what, wanted in (("key", arguments), ("column", {"city": "Oslo"})):
-        found = json.loads(text_of(row, "here", what, form, ""))
+        found = json.loads(document_text(row, "here", what, form, ""))
         assert found[1]["tool_calls"][0]["function"]["arguments"] == wanted
 
 

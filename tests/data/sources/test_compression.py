@@ -21,13 +21,13 @@ import resource, sys
 import zstandard, zlib, gzip, lzma, bz2
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 source = SourceConfig(path=sys.argv[1])
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (200 << 20),) * 2)
 try:
-    print(sum(map(len, source_of(source, scan(source, print)).documents())))
+    print(sum(map(len, source_of_files(source, scan(source, print)).documents())))
 except UserError as error:
     print(error.given)
 """

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.data.stream.config import EvaluateConfig
 
 
@@ -45,7 +45,7 @@ def test_a_slice_is_two_numbers():
 def test_the_largest_limits_are_no_more_than_reading_can_count(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     config = SourceConfig(path=str(tmp_path / "a.txt"), rows=f"0:{10**18 - 1}", documents=10**18, tokens=10**18)
-    assert list(source_of(config, scan(config, print)).documents()) == ["text"]
+    assert list(source_of_files(config, scan(config, print)).documents()) == ["text"]
 
 
 def data(**settings):

@@ -19,7 +19,7 @@ from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.fetch import fetch
 from windlass.data.sources.scan import scan
 from windlass.data.sources.source_files import Source, is_remote
-from windlass.data.tokenize.tokenizer import save_trained, train
+from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
 from windlass.errors import AbsentSource, UserError
 
 TEXTS = [f"document {number} " + "x" * (number % 7) for number in range(40)]
@@ -161,7 +161,7 @@ def test_a_limit_in_tokens_that_what_was_fetched_cannot_reach_is_said(tmp_path):
 
 def big_tokens(tmp_path):
     """A tokenizer to which " word word" is one token."""
-    tokenizer = train([], 257)
+    tokenizer = train_tokenizer([], 257)
     vocabulary = tokenizer.get_vocab()
     merges = [("w", "o"), ("wo", "r"), ("wor", "d"), ("Ġ", "word"), ("Ġword", "Ġword"), ("ĠwordĠword", "ĠwordĠword")]
     for left, right in merges:

@@ -9,13 +9,13 @@ import zstandard
 
 from windlass.data.config import SourceConfig
 from windlass.data.sources.scan import check_kinds, scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 
 
 def read(lines=None, **source):
     config = SourceConfig(**source)
-    return list(source_of(config, scan(config, (lines if lines is not None else []).append)).documents())
+    return list(source_of_files(config, scan(config, (lines if lines is not None else []).append)).documents())
 
 
 def refused(**source):

@@ -7,8 +7,8 @@ from tests.data.conftest import data_config, make_text
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import check_not_empty, exact_copies, measure, select
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.select import amount_of, check_not_empty, exact_copies, select
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 
 
@@ -18,7 +18,7 @@ def source(tmp_path, name, texts, **settings):
     for number, text in enumerate(texts):
         (path / f"{number:02}.txt").write_text(text)
     config = SourceConfig(path=str(path), **settings)
-    return source_of(config, scan(config, print))
+    return source_of_files(config, scan(config, print))
 
 
 def test_duplicates_are_what_came_before_in_this_source_or_an_earlier_one(tmp_path):
@@ -48,7 +48,7 @@ def test_an_empty_set_is_refused_by_name(tmp_path):
     one, none = source(tmp_path, "one", ["a"]), source(tmp_path, "none", [""])
     with pytest.raises(UserError, match="the source of extra holds no text"):
         selections = select([one], one, {"extra": none})
-        check_not_empty({name: [measure(found.documents())] for name, found in selections.items()}, None)
+        check_not_empty({name: [amount_of(found.documents())] for name, found in selections.items()}, None)
 
 
 def test_a_preparation_reports_what_it_dropped_and_stops_at_its_limits(tmp_path):

@@ -13,7 +13,7 @@ from windlass.data.config import SourceConfig
 from windlass.data.sources import formats, source_files
 from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import Source, all_rows, chunks_of, file_at, is_remote, names_below
+from windlass.data.sources.source_files import Source, all_source_rows, chunks_of, file_at, is_remote, names_below
 from windlass.errors import UserError
 
 
@@ -75,7 +75,7 @@ def small_chunks(monkeypatch):
 
 def read_in_chunks(files):
     """The rows of every chunk."""
-    return [list(all_rows(chunk)) for chunk in chunks_of(files)]
+    return [list(all_source_rows(chunk)) for chunk in chunks_of(files)]
 
 
 @pytest.mark.parametrize("last", ["\n", ""])
@@ -102,7 +102,7 @@ def test_lines_in_chunks_are_the_lines_whatever_border_cuts_them(tmp_path, small
     path = tmp_path / "x.jsonl"
     path.write_bytes(("\n".join(lines) + last).encode() + b'{"text": "\xff"}' * (seed % 2))
     files = scan(SourceConfig(path=str(path)), print)
-    whole, chunks = list(all_rows(files)), read_in_chunks(files)
+    whole, chunks = list(all_source_rows(files)), read_in_chunks(files)
     assert len(chunks) == -(-path.stat().st_size // 128) > 20
     assert [row for chunk in chunks for row in chunk] == whole and any(isinstance(row, BadRow) for row in whole)
 
@@ -114,7 +114,7 @@ def test_row_groups_in_chunks_are_the_table(tmp_path, small_chunks):
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet", row_group_size=4)
     files = scan(SourceConfig(path=str(tmp_path / "x.parquet")), print)
     chunks = read_in_chunks(files)
-    assert len(chunks) > 3 and [row for chunk in chunks for row in chunk] == list(all_rows(files))
+    assert len(chunks) > 3 and [row for chunk in chunks for row in chunk] == list(all_source_rows(files))
     assert [row.given.split(",")[1] for chunk in chunks for row in chunk if isinstance(row, BadRow)][:3] == [
         " row 1", " row 8", " row 15",
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_what_cannot_be_cut_is_whole_and_small_files_come_together(tmp_path, sma
     assert names == [[("a.jsonl", True)], *cut, [("c.jsonl.gz", True)], *map(list, small)]
     monkeypatch.setattr(formats, "CHUNK_BLOCKS", 4)
     assert [[file.name for file in chunk] for chunk in chunks_of(files)][-1] == ["d.jsonl", "e.jsonl", "f.jsonl"]
-    assert [row for chunk in read_in_chunks(files) for row in chunk] == list(all_rows(files))
+    assert [row for chunk in read_in_chunks(files) for row in chunk] == list(all_source_rows(files))
 
 
 def test_a_chunk_of_a_file_that_changed_is_an_error_and_the_others_are_not(tmp_path, small_chunks):
@@ -148,7 +148,7 @@ def test_a_chunk_of_a_file_that_changed_is_an_error_and_the_others_are_not(tmp_p
     found = []
     for number, chunk in enumerate(chunks):
         try:
-            list(all_rows(chunk))
+            list(all_source_rows(chunk))
         except UserError as error:
             assert "changed while it was being prepared" in error.given
             found.append(number)

@@ -12,7 +12,7 @@ from windlass.data.sources import text_rows as room
 from windlass.data.sources.bad_rows import BadRows
 from windlass.data.sources.config import BadRowsConfig
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 
 TEXTS = ["first \U0001fa9d\r\n", "", 'a, "quoted" b', "third\n\n[{]}"]
 GOOD = [text for text in TEXTS if text]
@@ -35,7 +35,7 @@ def judged(path, **source):
     config = SourceConfig(path=str(path), **source)
     found = Noted("sources.0", "a", BadRowsConfig(at_most=99))
     found.rows = []
-    texts = list(source_of(config, scan(config, print))._replace(bad_rows=found).documents())
+    texts = list(source_of_files(config, scan(config, print))._replace(bad_rows=found).documents())
     return texts, [(row.kind, row.given.removeprefix(f"{path}")) for row in found.rows]
 
 

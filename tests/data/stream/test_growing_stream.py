@@ -37,8 +37,8 @@ def loader(source, ranks=1, rank=0, accumulation=1, **more):
     return open_bare(source, **settings, batch_ranks=ranks, batch_rank=rank, accumulation=accumulation, **more)
 
 
-def growing(directory, deadline_s=10.0):
-    return open_growing(directory, "train", deadline_s)
+def growing(directory, max_silence_s=10.0):
+    return open_growing(directory, "train", max_silence_s)
 
 
 def take(found, num_steps):
@@ -112,7 +112,7 @@ def test_what_a_batch_waits_for_is_its_windows_whole_and_the_same_on_all_ranks(t
 
 def test_an_epoch_is_never_cut_short_where_the_preparation_dies(finished, tmp_path):
     grown = Grown(tmp_path / "data").write(2 * WINDOW)
-    found = loader(growing(grown.directory, deadline_s=0.3), micro_batch=1)
+    found = loader(growing(grown.directory, max_silence_s=0.3), micro_batch=1)
     wanted = stream(finished, TOTAL)
     rows = [take(found, 1)[0][0] for _ in range(27)]  # all of two windows
     assert rows == wanted[:27]

@@ -8,7 +8,16 @@ from tests.data.shards.test_mds import write
 from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.mds import Folder, Reader
 from windlass.data.stream.lane_order import LaneOrder
-from windlass.data.stream.ledger import Span, chain, fingerprint, samples, samples_before, span_before, spans, waited_s
+from windlass.data.stream.ledger import (
+    Span,
+    chain,
+    consumed_samples,
+    samples_before,
+    shards_fingerprint,
+    span_before,
+    spans,
+    waited_s,
+)
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
 
@@ -28,7 +37,7 @@ def opening(folder, kind, step, consumed, per_step, shares=None, written=False, 
     return {
         "kind": kind,
         "step": step,
-        "data": {"shards": fingerprint(folder.shards), **order.facts(), **position, **changes},
+        "data": {"shards": shards_fingerprint(folder.shards), **order.facts(), **position, **changes},
     }
 
 
@@ -44,10 +53,10 @@ def test_a_run_with_a_resume_and_another_batch_expands_to_what_the_loader_gave(f
     events = [opening(folder, "start", 0, 0, 6), {"kind": "step", "step": 8}, {"kind": "checkpoint", "step": 5}]
     events += [opening(folder, "resume", 5, 30, 9), {"kind": "step", "step": 9}, {"kind": "end", "step": 15}]
     found = spans([event for event in events if event["step"] != 8])  # read_events leaves out what is void
-    shards = fingerprint(folder.shards)
+    shards = shards_fingerprint(folder.shards)
     assert found == [Span(0, 30, shards, 7, 2), Span(30, 120, shards, 7, 2)]
     wanted = read(folder, 0, 5, 6) + read(folder, 30, 10, 9)
-    proved = list(samples(found, folder.shards))
+    proved = list(consumed_samples(found, folder.shards))
     reader = Reader(folder)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in proved]
     assert rows == wanted and len(proved) == 120
@@ -59,18 +68,18 @@ def test_a_mixture_expands_to_what_the_loader_gave(folder):
     events = [opening(folder, "start", 0, 0, 6, shares=shares), {"kind": "end", "step": 20}]
     events = json.loads(json.dumps(events))
     reader = Reader(folder)
-    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(spans(events), folder.shards)]
     assert rows == read(folder, 0, 20, 6, shares=shares)
 
 
 def test_the_batch_before_a_place_is_what_the_loader_gave_last(folder):
     events = [opening(folder, "start", 0, 0, 6), {"kind": "step", "step": 5}, opening(folder, "resume", 5, 30, 9)]
     reader = Reader(folder)
-    places = samples([span_before(events, 48, 9)], folder.shards)
+    places = consumed_samples([span_before(events, 48, 9)], folder.shards)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in places]
     assert rows == read(folder, 30, 2, 9)[9:]
     without = opening(folder, "resume", 8, 57, 9, left_out=[[0, 0]])  # shard 0, from its beginning on
-    assert all(shard for shard, _ in samples([span_before([*events, without], 66, 9)], folder.shards))
+    assert all(shard for shard, _ in consumed_samples([span_before([*events, without], 66, 9)], folder.shards))
     with pytest.raises(UserError, match="no start in its events"):
         span_before([], 48, 9)
 
@@ -103,7 +112,7 @@ def test_other_shards_prove_nothing(folder, tmp_path):
     write(tmp_path / "y", num_samples=100, num_ids=9, shard_bytes=1500, seed=1)
     found = spans([opening(folder, "start", 0, 0, 6), {"kind": "end", "step": 2}])
     with pytest.raises(UserError, match="consumed samples 0 to 12 from shards"):
-        list(samples(found, Folder(tmp_path / "y").shards))
+        list(consumed_samples(found, Folder(tmp_path / "y").shards))
 
 
 def in_written_order(folder, kind, step, consumed, num_shards, is_complete=False, per_step=6):
@@ -134,16 +143,16 @@ def test_a_run_on_shards_that_came_meanwhile_expands_to_what_the_loader_gave(fol
     events = [event for event in json.loads(json.dumps(events)) if event != {"kind": "step", "step": 6}]
     reader, found = Reader(folder), spans(events)
     assert [(span.start, span.end, span.num_shards) for span in found] == [(0, 30, 4), (30, 240, 8)]
-    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(found, folder.shards)]
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(found, folder.shards)]
     assert rows == read(folder, 0, 40, 6, first_epoch="written")
 
 
 def test_what_was_read_without_saying_of_which_shards_is_not_proved(folder):
     events = [in_written_order(folder, "start", 0, 0, 5), {"kind": "end", "step": 10}]
     with pytest.raises(UserError, match="consumed samples up to 60, and says which shards there were up to 56"):
-        list(samples(spans(events), folder.shards))
+        list(consumed_samples(spans(events), folder.shards))
     enough = [in_written_order(folder, "start", 0, 0, 6), {"kind": "end", "step": 10}]
-    assert len(list(samples(spans(enough), folder.shards))) == 60
+    assert len(list(consumed_samples(spans(enough), folder.shards))) == 60
 
 
 def test_of_shards_that_came_meanwhile_each_is_proved(folder, tmp_path):
@@ -152,8 +161,10 @@ def test_of_shards_that_came_meanwhile_each_is_proved(folder, tmp_path):
     mixed = [*folder.shards[:3], *other.shards[3:]]
     found = spans([in_written_order(folder, "start", 0, 0, 4), {"kind": "end", "step": 2}])
     with pytest.raises(UserError, match="consumed samples 0 to 12 from shards"):
-        list(samples(found, mixed))
-    assert list(samples(spans([in_written_order(folder, "start", 0, 0, 2), {"kind": "end", "step": 2}]), mixed))
+        list(consumed_samples(found, mixed))
+    assert list(
+        consumed_samples(spans([in_written_order(folder, "start", 0, 0, 2), {"kind": "end", "step": 2}]), mixed)
+    )
 
 
 def test_seconds_of_waiting_add_up():
@@ -165,7 +176,7 @@ def test_lanes_expand_to_what_the_loader_gave(folder):
     facts = LaneOrder([1] * 9, 7, 2, 3, 2).facts()
     events = json.loads(json.dumps([opening(folder, "start", 0, 0, 6, **facts), {"kind": "end", "step": 20}]))
     reader = Reader(folder)
-    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(spans(events), folder.shards)]
     assert rows == read(folder, 0, 20, 6, lanes=3)
 
 
@@ -175,5 +186,5 @@ def test_lanes_of_a_mixture_expand_to_what_the_loader_gave(folder):
     source.close()
     events = json.loads(json.dumps([{"kind": "start", "step": 0, "data": source.entry()}, {"kind": "end", "step": 20}]))
     reader = Reader(folder)
-    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(spans(events), folder.shards)]
     assert rows == read(folder, 0, 20, 6, lanes=3, shares=shares)

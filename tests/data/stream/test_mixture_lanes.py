@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread_over_lanes
 from windlass.data.stream.mixture_shares import Shares, Stage
 
 SIZES, SOURCES = [5, 7, 3, 4, 4, 6], [3, 2, 1]
@@ -133,7 +133,7 @@ def test_what_makes_the_order_is_in_its_facts_and_in_checkpoints():
 
 def test_sums_are_spread_evenly():
     for lanes in (1, 3, 7):
-        found = np.array(spread(np.array([0, 7, 100]), lanes))
+        found = np.array(spread_over_lanes(np.array([0, 7, 100]), lanes))
         assert found.sum(0).tolist() == [0, 7, 100] and (found.max(0) - found.min(0) <= 1).all() and len(found) == lanes
 
 

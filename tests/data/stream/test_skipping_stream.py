@@ -11,7 +11,7 @@ import torch
 from tests.data.stream.test_loader import T, directory, make, wanted_stream  # noqa: F401
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Folder, Reader, Writer
-from windlass.data.stream.ledger import lost, samples, spans
+from windlass.data.stream.ledger import consumed_samples, lost, spans
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import blank
 from windlass.errors import BadShard, UserError
@@ -330,6 +330,6 @@ def test_the_ledger_proves_what_was_consumed_and_what_was_lost(copy):
     assert {news for event in events for news in ("left_out", "passed") if news in event} == {"left_out", "passed"}
     found = spans(events)
     starts = np.concatenate([[0], np.cumsum([shard.num_samples for shard in folder.shards])])
-    assert [int(starts[shard]) + row for shard, row in samples(found, folder.shards)] == got
+    assert [int(starts[shard]) + row for shard, row in consumed_samples(found, folder.shards)] == got
     gone = [shard for shard, _ in lost(found, folder.shards)]
     assert set(gone) == {1, 3} and len(gone) + len(got) == loader.consumed == found[-1].end

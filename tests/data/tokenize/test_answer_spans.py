@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.data.chat_templates import CALLS, CASES, CHATML, COHERE, HEADERS, MISTRAL_V3, TALK, Case
 from tests.data.tokenize.test_chat_template import PLAIN
-from windlass.data.tokenize.chat_samples import samples
+from windlass.data.tokenize.chat_samples import conversation_samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
@@ -98,12 +98,12 @@ def test_words_beside_a_call_are_written_or_refused(made, name, missing):
     directory, tokenizer = made(CASES[name])
     said = [CALLS[0], {**CALLS[1], "content": "Let me look."}, *CALLS[2:]]
     if missing is None:
-        found = [one.encoded for one in samples(Template(directory, DATE), said, "here")]
+        found = [one.encoded for one in conversation_samples(Template(directory, DATE), said, "here")]
         learned = "".join(text for one in found for text in spans(tokenizer, one.ids_N, one.is_learned_N))
         assert [learned.count(words) for words in ("Let me look.", "depth", "Four fathoms.")] == [1, 1, 1]
         return
     with pytest.raises(UserError) as caught:
-        samples(Template(directory, DATE), said, "here")
+        conversation_samples(Template(directory, DATE), said, "here")
     assert caught.value.given.startswith(f"here: the answer {missing!r} is not in what would be learned")
     assert caught.value.change.startswith("some chat templates write a call or the words beside it")
 
@@ -114,7 +114,7 @@ def test_words_beside_a_call_that_are_in_the_call_by_chance_are_missed(made, wor
     call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "depth", "arguments": {"of": words}}}
     said = [CALLS[0], {**CALLS[1], "content": words, "tool_calls": [call]}, *CALLS[2:]]
     with pytest.raises(UserError) as caught:
-        samples(Template(directory, DATE), said, "here")
+        conversation_samples(Template(directory, DATE), said, "here")
     assert caught.value.given == (
         f"here: the chat template leaves out what an answer says beside its calls, such as {words!r}"
     )
@@ -125,9 +125,9 @@ def test_a_second_call_that_the_template_leaves_out_is_missed(made):
     directory, _ = made(Case(once, CHATML, []))
     said = [CALLS[0], {**CALLS[1], "content": "", "tool_calls": CALLS[1]["tool_calls"] * 2}, *CALLS[2:]]
     with pytest.raises(UserError, match="the answer 'depth' is not in what would be learned"):
-        samples(Template(directory, DATE), said, "here")
+        conversation_samples(Template(directory, DATE), said, "here")
     said[1]["tool_calls"] = said[1]["tool_calls"][:1]
-    assert samples(Template(directory, DATE), said, "here")
+    assert conversation_samples(Template(directory, DATE), said, "here")
 
 
 def test_a_call_may_be_written_before_the_words_beside_it(made):
@@ -189,7 +189,7 @@ def test_an_answer_whose_thought_is_dropped_is_not_found_in_a_later_turn(made, f
     own."""
     directory, tokenizer = made(Case("qwen3", CASES["qwen 3"].specials, []))
     asked = [message for _ in range(turns) for message in talk("Is it red?", first)]
-    found = samples(Template(directory, DATE), [*asked, *talk(question, last)], "here")
+    found = conversation_samples(Template(directory, DATE), [*asked, *talk(question, last)], "here")
     learned = [spans(tokenizer, one.encoded.ids_N, one.encoded.is_learned_N) for one in found]
     assert learned == [[f"{first}<|im_end|>"]] * turns + [[f"{last}<|im_end|>"]]
 
@@ -271,7 +271,7 @@ def test_a_short_answer_is_not_found_in_the_marks_before_it(made, thought):
     said = ["a", "final", "start", "The red one.", "i", "end", "end"]
     asked = [message for one in said for message in talk("a final assistant end?", one)]
     asked[-1] |= thought
-    (found,) = samples(Template(directory, DATE), asked, "here")
+    (found,) = conversation_samples(Template(directory, DATE), asked, "here")
     last = "<|channel|>analysis<|message|>a i an<|end|><|start|>assistant" if thought else ""
     wanted = [f"<|channel|>final<|message|>{one}<|end|>" for one in said[:-1]]
     wanted += [f"{last}<|channel|>final<|message|>end<|return|>"]

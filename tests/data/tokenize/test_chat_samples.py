@@ -8,7 +8,7 @@ from tests.data.chat_templates import CALLS, CASES, DEEPSEEK, MISTRAL_V3, OF_CAL
 from tests.data.tokenize.test_answer_spans import DATE, spans
 from tests.data.tokenize.test_answer_spans import made as made  # a fixture
 from windlass.data.sources.chat_rows import conversation_of, parsed
-from windlass.data.tokenize.chat_samples import samples
+from windlass.data.tokenize.chat_samples import conversation_samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.errors import UserError
@@ -21,7 +21,7 @@ TOOL = {"name": "depth", "description": "Fathoms below the keel.", "parameters":
 def found(made, case, tools=None):
     """(the text, the learned texts) of each sample."""
     directory, tokenizer = made(case)
-    rows = samples(Template(directory, DATE), case.messages, "here", tools)
+    rows = conversation_samples(Template(directory, DATE), case.messages, "here", tools)
     return [
         (tokenizer.decode(ids_N.tolist(), skip_special_tokens=False), spans(tokenizer, ids_N, is_learned_N), unwritten)
         for _, (ids_N, is_learned_N, unwritten), _ in rows
@@ -89,7 +89,9 @@ def test_tools_of_a_row_are_written_and_not_learned(made, name, tools):
 
 def test_tools_go_with_each_answer_of_a_long_conversation(made):
     directory, tokenizer = made(CASES["qwen 3, calls"])
-    ((_, row, _),) = samples(Template(directory, DATE), CALLS * 6, "here", [{"type": "function", "function": TOOL}])
+    ((_, row, _),) = conversation_samples(
+        Template(directory, DATE), CALLS * 6, "here", [{"type": "function", "function": TOOL}]
+    )
     learned = spans(tokenizer, row.ids_N, row.is_learned_N)
     assert learned == [OF_CALL, "Four fathoms.<|im_end|>"] * 5 + CASES["qwen 3, calls"].learned
 
@@ -118,11 +120,11 @@ def test_of_several_templates_tool_use_writes_rows_with_tools(made):
     listed = [{"name": name, "template": text} for name, text in texts.items()]
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed}))
     template = Template(directory, DATE)
-    ((_, plain, _),) = samples(template, TALK[1:3], "here")
+    ((_, plain, _),) = conversation_samples(template, TALK[1:3], "here")
     assert tokenizer.decode(plain.ids_N.tolist(), skip_special_tokens=False).startswith(
         "<|user|>\nWhich rope?<|im_end|>"
     )
-    ((_, called, _),) = samples(template, CALLS, "here", [{"type": "function", "function": TOOL}])
+    ((_, called, _),) = conversation_samples(template, CALLS, "here", [{"type": "function", "function": TOOL}])
     assert spans(tokenizer, called.ids_N, called.is_learned_N) == CASES["qwen 3, calls"].learned
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed[1:]}))
     with pytest.raises(UserError, match="has the chat templates tool_use"):
@@ -135,7 +137,7 @@ def weighed(made, case, weights):
     weights = iter(weights)
     messages = [{**one, "weight": next(weights)} if one["role"] == "assistant" else one for one in case.messages]
     found = []
-    for _, (ids_N, is_learned_N, _), percent_N in samples(Template(directory, DATE), messages, "here"):
+    for _, (ids_N, is_learned_N, _), percent_N in conversation_samples(Template(directory, DATE), messages, "here"):
         if percent_N is None:
             found.append(None)
             continue

@@ -13,11 +13,11 @@ import pytest
 
 from tests.data.conftest import data_config
 from tests.data.planted import BOS, TURN, Planted
-from windlass.commands.data_inspect import describe
+from windlass.commands.data_inspect import describe_set
 from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
-from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.lint.statistics import read_sample, survey_set
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader, Writer
@@ -415,7 +415,7 @@ def test_fields_that_are_not_learned_are_counted_and_shown(planted, tmp_path):
     line = f"train: {counts['train']} answers hold `reasoning_content`, which the chat template does not write: it is not learned"
     assert said.count(line) == 1
     assert load_prepared(prepared.directory).sets == prepared.sets, "prepared.json keeps the counts"
-    shown = list(describe(prepared, survey(prepared, "train", 100)))
+    shown = list(describe_set(prepared, survey_set(prepared, "train", 100)))
     assert f"  not learned reasoning_content of {counts['train']} answers: the chat template does not write it" in shown
 
 

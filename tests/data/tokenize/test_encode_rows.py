@@ -13,7 +13,7 @@ from windlass.data.sources.preference_rows import pair_of
 from windlass.data.tokenize import answer_spans
 from windlass.data.tokenize import encode_rows as room
 from windlass.data.tokenize.chat_template import Template
-from windlass.data.tokenize.encode_rows import RowEncoder, RowSettings, batches, encode_rows
+from windlass.data.tokenize.encode_rows import RowEncoder, RowSettings, encode_rows, row_batches
 from windlass.data.tokenize.pool import Workers
 from windlass.errors import UserError
 
@@ -101,7 +101,7 @@ def test_workers_give_what_one_process_gives_in_order(made, monkeypatch, is_pair
     settings = RowSettings(directory, "train", is_pairs, is_fast=True)
     alone = np.concatenate([found.ids for found in encode_rows(texts, settings)])
     with Workers(workers, RowEncoder, settings) as pool:
-        assert np.concatenate([found.ids for found in pool.map(batches(texts))]).tolist() == alone.tolist()
+        assert np.concatenate([found.ids for found in pool.map(row_batches(texts))]).tolist() == alone.tolist()
 
 
 def test_a_worker_that_refuses_a_row_says_which(made, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_worker_that_refuses_a_row_says_which(made, monkeypatch):
     texts = [conversation_of({"messages": messages}, "") for messages in (TALK[1:], CALLS, CALLS)]
     texts[2] = Placed.at(texts[2], "a.parquet, row 12,")
     with Workers(1, RowEncoder, RowSettings(directory, "train")) as workers:
-        first, second, third = workers.map(batches(texts))
+        first, second, third = workers.map(row_batches(texts))
     assert (first.num_documents, first.refused, second.num_documents) == ([1], [], [0])
     assert second.refused[0][1].startswith("conversation 1 of train ('How deep?'): the chat template refuses it: Only")
     assert third.refused[0][1].startswith("a.parquet, row 12 ('How deep?'): the chat template refuses it: Only")
@@ -124,5 +124,5 @@ def test_a_tokenizer_without_a_template_is_refused_from_a_worker_too(small):
 
 def test_workers_are_as_many_as_are_worth_their_start():
     mib = 1 << 20
-    found = [room.num_workers(size, 8) for size in (0, 8 * mib, 8 * mib + 1, 16 * mib, 16 * mib + 1, 999 * mib)]
+    found = [room.num_row_workers(size, 8) for size in (0, 8 * mib, 8 * mib + 1, 16 * mib, 16 * mib + 1, 999 * mib)]
     assert found == [0, 0, 1, 1, 2, 8]

@@ -22,7 +22,7 @@ LENGTH_ONLY = '{"model_max_length": 1024}'  # GPT-2's own tokenizer_config.json,
 def gpt2(tmp_path_factory):
     """tokenizer.json as GPT-2's repository has it: a byte-level BPE, and one added token, the last."""
     directory = tmp_path_factory.mktemp("gpt2")
-    content = json.loads(room.train([make_text(200, 1)], 300).to_str())
+    content = json.loads(room.train_tokenizer([make_text(200, 1)], 300).to_str())
     assert [token["content"] for token in content["added_tokens"]] == [END]
     (directory / "tokenizer.json").write_text(json.dumps(content))
     return directory / "tokenizer.json"

@@ -11,7 +11,7 @@ from tests.data.conftest import make_text
 from windlass.data.sources.config import FillInMiddleConfig
 from windlass.data.tokenize import pool as room
 from windlass.data.tokenize.fill_in_middle import MARKS, Middles, middles_of
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer
 from windlass.errors import UserError
 
 TEXTS = [make_text(60, seed) for seed in range(400)]
@@ -66,7 +66,7 @@ def test_the_share_and_the_cuts_are_drawn_evenly_and_from_the_text_alone():
 def directory(tmp_path_factory):
     """A tokenizer trained on the texts, with Qwen's marks added, which are not special there."""
     path = tmp_path_factory.mktemp("middle") / "tokenizer"
-    save_trained(train(TEXTS[:20], 400), path)
+    save_trained(train_tokenizer(TEXTS[:20], 400), path)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS[0]])
     tokenizer.save(str(path / "tokenizer.json"))
@@ -83,7 +83,7 @@ def test_ids_are_those_of_the_parts_with_a_mark_before_each(directory, monkeypat
     expected = []
     for text in TEXTS[:50]:
         for part, behind in middles.parts(text):
-            pieces = [piece for piece, _ in room.pieces(part)]
+            pieces = [piece for piece, _ in room.document_pieces(part)]
             ids = [number for piece in pieces for number in tokenizer.encode(piece).ids]
             expected += [*ids, eos_id if behind is None else behind]
     found = np.concatenate(list(room.encode(TEXTS[:50], 1, directory, 1, middles=middles)))
@@ -102,7 +102,7 @@ def test_a_mark_that_a_document_holds_is_text(directory, is_fast):
     middles = middles_of(FillInMiddleConfig(), [directory / "tokenizer.json"])
     assert middles.prefix_id in tokenizer.encode(text).ids
     for share in (1e-9, 1.0):
-        (batch,) = room.batches([text, "plain"], None, middles._replace(share=share))
+        (batch,) = room.piece_batches([text, "plain"], None, middles._replace(share=share))
         found = room.Encoder(directory, is_fast, middles)(batch)
         counts = Counter(found.tolist())
         assert counts[eos_id] == 2 and [counts[mark] for mark in middles.ids] == [2 * (share == 1.0)] * 3
@@ -120,7 +120,7 @@ def test_a_tokenizer_that_cannot_is_refused(tmp_path, directory):
     config = FillInMiddleConfig()
     assert middles_of(None, []) is None
     assert "is trained here or has no tokenizer.json" in refused(config, []).given
-    save_trained(train(TEXTS[:20], 300), tmp_path / "plain")
+    save_trained(train_tokenizer(TEXTS[:20], 300), tmp_path / "plain")
     assert refused(config, [tmp_path / "plain" / "tokenizer.json"]).given.endswith("without marks that are known")
     own = FillInMiddleConfig(marks=["<|fim_prefix|>", "<|fim_suffix|>", "<mid>"])
     error = refused(own, [directory / "tokenizer.json"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.conftest import make_text
 from windlass.data.tokenize import pool as room
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer
 from windlass.errors import UserError
 
 TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
@@ -19,7 +19,7 @@ TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("encode") / "tokenizer"
-    save_trained(train(TEXTS[:5], 320), path)
+    save_trained(train_tokenizer(TEXTS[:5], 320), path)
     return path
 
 
@@ -35,13 +35,13 @@ def test_documents_come_in_order_each_with_its_eos(directory):
 def test_workers_give_what_one_process_gives(directory, monkeypatch):
     monkeypatch.setattr(room, "BATCH_CHARS", 2000)
     with room.Workers(2, room.Encoder, directory) as workers:
-        found = np.concatenate(list(workers.map(room.batches(TEXTS))))
+        found = np.concatenate(list(workers.map(room.piece_batches(TEXTS))))
     assert found.dtype == np.int32 and found.tolist() == plain(TEXTS, directory)
 
 
 def test_workers_are_as_many_as_are_worth_their_start():
     mib = 1 << 20
-    found = [room.num_workers(size, 8) for size in (0, mib, mib + 1, 4 * mib, 4 * mib + 1, 100 * mib)]
+    found = [room.num_text_workers(size, 8) for size in (0, mib, mib + 1, 4 * mib, 4 * mib + 1, 100 * mib)]
     assert found == [0, 0, 1, 1, 2, 8]
 
 
@@ -56,7 +56,7 @@ def test_large_text_is_encoded_as_small_text_is(directory):
 )
 def test_pieces_are_the_document_and_small(monkeypatch, text):
     monkeypatch.setattr(room, "PIECE_CHARS", 1000)
-    cut = list(room.pieces(text))
+    cut = list(room.document_pieces(text))
     assert "".join(piece for piece, _ in cut) == text and max(len(piece) for piece, _ in cut) <= 1000
     assert [ends for _, ends in cut] == [room.GOES_ON] * (len(cut) - 1) + [room.ENDS]
     assert all(piece for piece, _ in cut[:-1])
@@ -65,7 +65,7 @@ def test_pieces_are_the_document_and_small(monkeypatch, text):
 def test_a_long_document_cut_at_newlines_has_the_ids_of_the_whole(directory, monkeypatch):
     text = "\n".join(make_text(8, seed).replace("\n", " ").strip() + "." for seed in range(400))
     monkeypatch.setattr(room, "PIECE_CHARS", 1000)
-    assert len(list(room.pieces(text))) > 5
+    assert len(list(room.document_pieces(text))) > 5
     assert np.concatenate(list(room.encode([text, "b"], 1, directory, 1))).tolist() == plain([text, "b"], directory)
 
 
@@ -79,7 +79,7 @@ def test_reading_goes_only_as_far_ahead_as_workers_need(directory, monkeypatch):
             yield "some text to encode"
 
     with room.Workers(1, room.Encoder, directory) as workers:
-        results = workers.map(room.batches(texts()))
+        results = workers.map(room.piece_batches(texts()))
         next(results)
         assert len(taken) <= room.BATCHES_AHEAD + 1
         results.close()
@@ -89,7 +89,7 @@ def test_a_dead_worker_is_an_error_with_its_exit_code(directory, monkeypatch):
     monkeypatch.setattr(room, "BATCH_CHARS", 2000)
     with pytest.raises(RuntimeError, match="died, exit code -9"), room.Workers(2, room.Encoder, directory) as workers:
         workers._processes[0].kill()
-        list(workers.map(room.batches(TEXTS)))
+        list(workers.map(room.piece_batches(TEXTS)))
 
 
 def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path):

@@ -24,14 +24,14 @@ from tests.data.tokenize.test_chat_template import planted as planted  # a fixtu
 from windlass.cli.main import app
 from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.lint.lint import lint
-from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.lint.statistics import read_sample, survey_set
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import labelled
-from windlass.data.tokenize.preferences import pack_pairs, rows_of
+from windlass.data.tokenize.preferences import chosen_and_rejected, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -47,7 +47,7 @@ def encoded(planted, row):
     if refused:
         raise UserError(*refused[0][1:])
     found = []
-    for row_ids in rows_of(ids):
+    for row_ids in chosen_and_rejected(ids):
         input_ids, labels = labelled(row_ids[None], row_ids[None])
         counted = labels[0] != NOT_COUNTED
         assert counted[int(counted.argmax()) :].all(), "an answer of texts is learned to its end"
@@ -83,7 +83,7 @@ def test_of_conversations_only_what_follows_the_prompt_is_learned(planted, templ
         [pair_of({"chosen": MESSAGES, "rejected": [*MESSAGES[:4], other]}, "")],
         RowSettings(planted.directory / "tokenizer", "train", is_pairs=True),
     )
-    for row, words in zip(rows_of(ids), ("Pull it in\nslowly.", "Let it go.")):
+    for row, words in zip(chosen_and_rejected(ids), ("Pull it in\nslowly.", "Let it go.")):
         input_ids, labels = labelled(row[None], row[None])
         decode = planted.tokenizer.decode
         learned = decode(labels[0][labels[0] != NOT_COUNTED].tolist(), skip_special_tokens=False)
@@ -106,7 +106,9 @@ def test_answers_of_a_pair_are_behind_what_inference_would_give(planted):
     template_of(planted, COUNTING)
     settings = RowSettings(planted.directory / "tokenizer", "train", is_pairs=True)
     ((ids, _, refused),) = encode_rows([pair_of({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "")], settings)
-    texts = [planted.tokenizer.decode(labelled(row[None], row[None])[0][0].tolist()) for row in rows_of(ids)]
+    texts = [
+        planted.tokenizer.decode(labelled(row[None], row[None])[0][0].tolist()) for row in chosen_and_rejected(ids)
+    ]
     assert not refused and all(text.startswith("1 messages\n") for text in texts)
 
 
@@ -287,7 +289,7 @@ def test_a_sample_is_shown_as_two_rows(planted, tmp_path):
     assert [segment.kind for segment in chosen] == [segment.kind for segment in rejected]
     assert [segment.kind for segment in chosen][:3] == ["context", "masked", "target"]
     assert chosen[1] == rejected[1] and chosen[2] != rejected[2]
-    found = survey(prepared, "train", 1000)
+    found = survey_set(prepared, "train", 1000)
     assert found.rows_per_sample == 2 and len(found.lengths) == 2 * prepared.sets["train"].documents
     assert 0 < found.fill < 1 and found.num_pieces == 0
     out = CliRunner().invoke(app, ["data", "inspect", str(prepared.directory), "--no-color"]).stdout

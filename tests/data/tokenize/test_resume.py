@@ -107,13 +107,13 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == -9, done.stderr
     assert len(list((tmp_path / ".data.work").rglob("*.part"))) == event
-    encoded, original = [], pool.batches
+    encoded, original = [], pool.piece_batches
 
     def spied(texts, *more):
         encoded.extend(texts)
         return original(texts, *more)
 
-    monkeypatch.setattr(pool, "batches", spied)
+    monkeypatch.setattr(pool, "piece_batches", spied)
     lines = []
     resumed = prepare(data_config(tmp_path), {}, log=lines.append)
     assert "tokenizer: trained before, on the same text" in lines

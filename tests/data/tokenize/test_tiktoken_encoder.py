@@ -8,7 +8,7 @@ from tests.data.conftest import make_text
 from windlass.data.tokenize import pool as encoding
 from windlass.data.tokenize import tiktoken_encoder as room
 from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe, fast_encoder, first_difference, odd_strings
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer
 from windlass.errors import UserError
 
 TEXTS = [make_text(1 + 37 * number % 400, number) for number in range(60)]
@@ -17,7 +17,7 @@ LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 
 def make(kind):
     if kind == "gpt2":
-        return train(TEXTS[:20], 600)
+        return train_tokenizer(TEXTS[:20], 600)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(LLAMA_3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -54,7 +54,7 @@ def test_it_is_used_and_says_so(directory):
     assert fast_encoder(directory, TEXTS, said.append)
     assert "encoded by tiktoken, the same ids as the tokenizer's on " in said[0]
     with encoding.Workers(1, encoding.Encoder, directory, True) as workers:
-        fast = np.concatenate(list(workers.map(encoding.batches(TEXTS))))
+        fast = np.concatenate(list(workers.map(encoding.piece_batches(TEXTS))))
     assert fast.tolist() == np.concatenate(list(encoding.encode(TEXTS, 1, directory, 1))).tolist()
     assert fast.tolist() == np.concatenate(list(encoding.encode(TEXTS, 1, directory, 1, True))).tolist()
 

@@ -19,18 +19,18 @@ TEXTS = [make_text(300, seed) for seed in range(5)]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained") / "tokenizer"
-    room.save_trained(room.train(TEXTS, 320), directory)
+    room.save_trained(room.train_tokenizer(TEXTS, 320), directory)
     return directory
 
 
 def test_training_gives_the_asked_vocabulary_and_the_same_one_again(trained):
     opened, eos_id = room.open_tokenizer(trained)
     assert room.vocab_size_of(opened) == 320 and opened.id_to_token(eos_id) == "<|endoftext|>"
-    assert room.train(TEXTS, 320).to_str() == Tokenizer.from_file(str(trained / "tokenizer.json")).to_str()
+    assert room.train_tokenizer(TEXTS, 320).to_str() == Tokenizer.from_file(str(trained / "tokenizer.json")).to_str()
 
 
 def test_too_little_text_gives_a_smaller_vocabulary():
-    assert room.vocab_size_of(room.train(["aa aa"], 5000)) < 300
+    assert room.vocab_size_of(room.train_tokenizer(["aa aa"], 5000)) < 300
 
 
 def test_any_text_comes_back_and_its_bytes_add_up(trained):

@@ -6,7 +6,7 @@ import pytest
 from tests.data.conftest import small as small  # a fixture
 from tests.data.prepare.test_prepare import quietly
 from tests.data.tokens import writers
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.shards.mds import Reader
 from windlass.errors import UserError
 
@@ -73,7 +73,7 @@ def test_every_id_of_every_kind_is_a_target_once(tmp_path, small, kind):
     documents = writers.some_documents(eos)
     source = write(kind, tmp_path / "files", documents, eos)
     prepared = quietly(writers.tokens_config(tmp_path, tokenizer, source))
-    assert unpack(Reader(prepared.shards("train"))).tolist() == packed(documents, eos)
+    assert unpack_samples(Reader(prepared.shards("train"))).tolist() == packed(documents, eos)
     info = prepared.sets["train"]
     assert (info.documents, info.tokens) == (60, sum(map(len, documents)) + 60) and info.bytes_add_up
     assert info.bytes == int(prepared.token_bytes("train")[[id for one in documents for id in one]].sum())
@@ -166,7 +166,7 @@ def test_empty_documents_are_none(tmp_path, small):
     tokenizer, eos = small[1].tokenizer_directory, small[1].eos_id
     writers.megatron(tmp_path / "x.bin", [[], [4, 5], [eos], [6, eos, eos, 7], []], sequences_each=1)
     prepared = quietly(writers.tokens_config(tmp_path, tokenizer, {"path": str(tmp_path / "x.bin")}, sequence_length=4))
-    assert unpack(Reader(prepared.shards("train"))).tolist() == [eos, 4, 5, eos, 6, eos, 7, eos]
+    assert unpack_samples(Reader(prepared.shards("train"))).tolist() == [eos, 4, 5, eos, 6, eos, 7, eos]
 
 
 def test_limits_count_rows_documents_and_tokens(tmp_path, small):
@@ -180,7 +180,7 @@ def test_limits_count_rows_documents_and_tokens(tmp_path, small):
     ):
         source = {"path": str(tmp_path / "x.bin"), **limit}
         prepared = quietly(writers.tokens_config(tmp_path, tokenizer, source))
-        assert unpack(Reader(prepared.shards("train"))).tolist() == packed(wanted, eos)
+        assert unpack_samples(Reader(prepared.shards("train"))).tolist() == packed(wanted, eos)
 
 
 def test_a_share_an_amount_and_copies_of_documents_of_ids(tmp_path, small):
@@ -190,12 +190,12 @@ def test_a_share_an_amount_and_copies_of_documents_of_ids(tmp_path, small):
     source = {"path": str(tmp_path / "x.bin")}
     config = writers.tokens_config(tmp_path, tokenizer, source, validation=0.3, deduplicate=True)
     prepared = quietly(config)
-    sides = [unpack(Reader(prepared.shards(name))) for name in ("train", "validation")]
+    sides = [unpack_samples(Reader(prepared.shards(name))) for name in ("train", "validation")]
     found = [part[:-1].tolist() for one in sides for part in np.split(one[1:], np.flatnonzero(one[1:] == eos) + 1)[:-1]]
     assert sorted(found) == sorted({tuple(one): one for one in documents}.values())
     assert set(prepared.baselines) == {"unigram", "bigram"}
     amount = quietly(writers.tokens_config(tmp_path, tokenizer, source, validation={"tokens": 500}))
-    held = unpack(Reader(amount.shards("validation")))[1:]
+    held = unpack_samples(Reader(amount.shards("validation")))[1:]
     assert (held != eos).sum() == 500
     total = sum(info.tokens - info.documents for info in amount.sets.values())
     assert total == sum(map(len, documents + documents[:5]))

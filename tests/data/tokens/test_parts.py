@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windlass.data.tokenize.flags import INNER
-from windlass.data.tokens.parts import pack_samples, parts_of, targets_of_samples
+from windlass.data.tokens.parts import pack_samples, targets_of_samples, token_parts
 
 EOS = 9
 BYTES_V = np.arange(10)
@@ -18,7 +18,7 @@ def documents():
 @pytest.mark.parametrize("size", [1, 6, 100])
 def test_documents_end_by_eos(size):
     parts = list(
-        parts_of(iter([np.array(row, "<i4").tobytes() for row in ([1, 2], [3], [4, 5])]), EOS, BYTES_V, size, False)
+        token_parts(iter([np.array(row, "<i4").tobytes() for row in ([1, 2], [3], [4, 5])]), EOS, BYTES_V, size, False)
     )
     assert np.concatenate([part.ids for part in parts]).tolist() == [1, 2, EOS, 3, EOS, 4, 5, EOS]
     assert np.concatenate([part.sizes for part in parts]).tolist() == [12, 12, 18]
@@ -27,7 +27,7 @@ def test_documents_end_by_eos(size):
 
 @pytest.mark.parametrize("size", [1, 6, 100])
 def test_rows_keep_the_eos_inside_them(size):
-    parts = list(parts_of(documents(), EOS, BYTES_V, size, True))
+    parts = list(token_parts(documents(), EOS, BYTES_V, size, True))
     ids = np.concatenate([part.ids for part in parts])
     assert ids.tolist() == [1, 2, 3, EOS, 9 | INNER, 4, 9 | INNER, 9 | INNER, EOS, 5, 9 | INNER, EOS, 6, 7, EOS]
     assert targets_of_samples(ids, EOS).tolist() == [2, 3, 4, 9, 9, 9, 7]

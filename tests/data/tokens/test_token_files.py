@@ -14,7 +14,7 @@ from tests.data.prepare.test_prepare import content, quietly
 from tests.data.tokens import writers
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.lint.lint import lint
-from windlass.data.packing import unpack
+from windlass.data.packing import unpack_samples
 from windlass.data.shards.mds import Reader
 from windlass.data.sources import known_hashes
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -22,7 +22,7 @@ from windlass.errors import UserError
 
 
 def stream_of(prepared, name="train"):
-    return unpack(Reader(prepared.shards(name))).tolist()
+    return unpack_samples(Reader(prepared.shards(name))).tolist()
 
 
 @pytest.fixture
@@ -148,9 +148,12 @@ def test_texts_and_tokens_follow_each_other(made):
     first = [eos, *(id for one in ids for id in (*one, eos))]
     count = -(-(len(first) - 1) // 32)
     samples = list(Reader(prepared.shards("train")))
-    assert unpack(samples[:count]).tolist() == first
+    assert unpack_samples(samples[:count]).tolist() == first
     assert [ids[:32].tolist() for ids, _ in samples[count : count + len(rows)]] == rows
-    assert unpack(samples[count + len(rows) :]).tolist() == [eos, *(id for one in documents[:3] for id in (*one, eos))]
+    assert unpack_samples(samples[count + len(rows) :]).tolist() == [
+        eos,
+        *(id for one in documents[:3] for id in (*one, eos)),
+    ]
     assert prepared.sets["train"].documents == 60 + len(texts) + len(rows) + 3
 
 
@@ -167,8 +170,8 @@ def test_texts_and_tokens_are_mixed_by_weight(made):
     first = sum(shard.num_samples for shard in shards[: counts[0]])
     samples = list(Reader(prepared.shards("train")))
     assert len(counts) == 2 and sum(counts) == len(shards)
-    assert unpack(samples[:first]).tolist() == [eos, *(id for one in documents for id in (*one, eos))]
-    found = np.array(unpack(samples[first:]))
+    assert unpack_samples(samples[:first]).tolist() == [eos, *(id for one in documents for id in (*one, eos))]
+    found = np.array(unpack_samples(samples[first:]))
     assert int((found == eos).sum()) == 1 + len(texts)
 
 

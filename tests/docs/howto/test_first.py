@@ -12,7 +12,7 @@ from windlass import errors, prepare, train
 from windlass.config import RunConfig, load_recipe, parse_recipe, to_yaml
 from windlass.model.flops import flops_per_token
 from windlass.other_names.answers import answers
-from windlass.other_names.renamed_keys import renamed, renamed_elsewhere
+from windlass.other_names.renamed_keys import renamed_elsewhere, renamed_key_advice
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in (
@@ -108,6 +108,10 @@ def test_the_tables_say_what_windlass_answers(page):
     assert len(rows) == PAGES[page].count("\n| `") >= 12
     for key, text, ours, nothing in rows:
         value = yaml.safe_load(text)
-        found = [*answers(key, value), renamed(SECTION.get(key, ""), key, value), renamed_elsewhere(key, value)]
+        found = [
+            *answers(key, value),
+            renamed_key_advice(SECTION.get(key, ""), key, value),
+            renamed_elsewhere(key, value),
+        ]
         is_own = ours.partition("=")[0].rpartition(".")[2] == key
         assert is_own or any((ours or nothing) in answer for answer in found), (key, found)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.model.tiny import hf_model, our_model
 from tests.parallel.tiny import Operators
 from windlass.model.attention.attend import attend
-from windlass.model.attention.causal import spread
+from windlass.model.attention.causal import repeat_heads
 from windlass.model.attention.documents import (
     attend_documents,
     find_documents,
@@ -34,7 +34,7 @@ def random_heads(kv_heads, dtype=torch.float64):
 
 
 def explicit(q_BHTK, k_BGTK, v_BGTK, window):
-    k_BHTK, v_BHTK = spread(k_BGTK, 6), spread(v_BGTK, 6)
+    k_BHTK, v_BHTK = repeat_heads(k_BGTK, 6), repeat_heads(v_BGTK, 6)
     unseen_BTT = torch.ones(3, LENGTH, LENGTH, dtype=torch.bool)
     for row, starts in enumerate(STARTS.tolist()):
         for query in range(LENGTH):

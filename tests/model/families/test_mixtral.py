@@ -3,7 +3,7 @@
 import pytest
 
 from tests.model.families.test_family_table import architecture, refusal
-from windlass.model.names import stored_as
+from windlass.model.names import stored_tensor
 
 
 def test_the_probabilities_of_the_chosen_are_normed_and_every_layer_is_sparse():
@@ -19,7 +19,7 @@ def test_a_factor_of_a_loss_that_is_not_trained_on_is_refused():
 def test_files_call_the_experts_otherwise():
     arch = architecture("mixtral")
     stored = {
-        own: stored_as(f"model.layers.3.mlp.experts.{own}.weight", arch)
+        own: stored_tensor(f"model.layers.3.mlp.experts.{own}.weight", arch)
         for own in ("gate_proj", "up_proj", "down_proj")
     }
     experts = "model.layers.3.block_sparse_moe.experts"

@@ -4,7 +4,7 @@ import pytest
 
 from tests.model.families.test_family_table import architecture, refusal
 from windlass.model.architecture import parameter_shapes
-from windlass.model.names import stored_as
+from windlass.model.names import stored_tensor
 
 
 def test_olmo2_norms_what_is_added_and_all_heads_at_once():
@@ -12,7 +12,7 @@ def test_olmo2_norms_what_is_added_and_all_heads_at_once():
     assert shapes["model.layers.0.self_attn.q_norm.weight"] == (48,)
     assert shapes["model.layers.0.self_attn.k_norm.weight"] == (16,)
     assert "model.layers.0.input_layernorm.weight" not in shapes
-    place = stored_as("model.layers.0.post_mlp_layernorm.weight", architecture("olmo2"))
+    place = stored_tensor("model.layers.0.post_mlp_layernorm.weight", architecture("olmo2"))
     assert place.name == "model.layers.0.post_feedforward_layernorm.weight"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.model.families.test_family_table import architecture, refusal
-from windlass.model.names import stored_as
+from windlass.model.names import stored_tensor
 
 
 def test_a_part_of_a_head_is_rotated():
@@ -16,7 +16,7 @@ def test_a_part_of_a_head_is_rotated():
 def test_query_key_and_value_are_in_one_tensor_and_so_do_gate_and_up():
     arch = architecture("phi3")
     places = {
-        own: stored_as(f"model.layers.1.{own}.weight", arch)
+        own: stored_tensor(f"model.layers.1.{own}.weight", arch)
         for own in ("self_attn.k_proj", "self_attn.v_proj", "mlp.up_proj")
     }
     assert [(place.name.split(".")[-2], place.first, place.rows) for place in places.values()] == [

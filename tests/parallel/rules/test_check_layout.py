@@ -67,7 +67,7 @@ def test_a_contradiction_of_axes_hides_the_world_only():
 
 
 COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_drift", "rules_of")
-OF_DATA = ("load_prepared", "open_prepared", "check_shards", "check_small_files", "read_index")
+OF_DATA = ("load_prepared", "open_prepared", "check_shards", "check_small_files", "read_shard_index")
 
 
 def calls_of(function):
@@ -107,7 +107,7 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known_
     assert counts["rules_of"] == 3, "once to refuse, once to train, once for the facts of the start"
     assert {name: counts[name] for name in OF_DATA} == {
         **dict.fromkeys(OF_DATA, 1),
-        "read_index": 2,  # of the training set and of the validation set
+        "read_shard_index": 2,  # of the training set and of the validation set
     }, "the data is opened once, to be prepared, and handed over"
 
 

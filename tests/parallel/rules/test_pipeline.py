@@ -8,20 +8,20 @@ from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules import pipeline
 from windlass.parallel.rules.check_layout import OtherSettings, check_layout
-from windlass.parallel.rules.pipeline import micro_batch_errors, schedule_errors, stage_errors
+from windlass.parallel.rules.pipeline import empty_stage_errors, micro_batch_errors, schedule_errors
 from windlass.parallel.rules.schedules import KINDS
 
 
 @pytest.mark.parametrize(("schedule", "pp", "blocks", "fits"), [("1f1b", 4, 3, 3), ("zbv", 4, 7, 3), ("zbv", 8, 5, 2)])
 def test_fewer_blocks_than_stages_name_the_largest_pipeline(schedule, pp, blocks, fits):
-    (error,) = stage_errors(schedule, pp, blocks)
+    (error,) = empty_stage_errors(schedule, pp, blocks)
     assert f"parallel.pp={fits} or less" in error.change
     assert ("schedule=1f1b" in error.change) == (KINDS[schedule].stages_per_rank == 2 and blocks >= pp)
-    assert not [*stage_errors(schedule, fits, blocks), *stage_errors(schedule, 1, 1)]
+    assert not [*empty_stage_errors(schedule, fits, blocks), *empty_stage_errors(schedule, 1, 1)]
 
 
 def test_a_pipeline_of_one_rank_has_no_less():
-    (error,) = stage_errors("interleaved-1f1b", 2, 3)
+    (error,) = empty_stage_errors("interleaved-1f1b", 2, 3)
     assert error.change == "use parallel.schedule=1f1b, which has one stage per rank, or parallel.pp=1"
 
 

@@ -139,7 +139,7 @@ CONTEXT_BUGS = {
     ),
     "layers left out of the masks": Bug(
         "every layer has the same masks",
-        ((DROPOUT, "return fold(fold(keys_B, LAYERS), layers[:, None])", "return keys_B.expand(len(layers), -1)"),),
+        ((DROPOUT, "return fold_keys(fold_keys(keys_B, LAYERS), layers[:, None])", "return keys_B.expand(len(layers), -1)"),),
         ("masks: gpt2 tied drops: shard2", "masks: gpt2 tied drops: shard2 fp32"),
     ),
     "masks drawn from a generator": Bug(

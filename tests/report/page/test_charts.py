@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from windlass.report.page.charts import LEAST_WAIT_AXIS, bits_rows, make_charts, scale_of
+from windlass.report.page.charts import LEAST_WAIT_AXIS, bits_rows, chart_scale, make_charts
 from windlass.report.page.history import read_history
 
 BASELINES = {"bigram": {"loss": 4.4, "bits_per_byte": 2.05}, "gzip": {"bits_per_byte": 2.0}}
@@ -100,8 +100,8 @@ def test_experts_and_groups_are_drawn_where_lines_carry_them(charts):
 
 
 def test_memory_is_in_gib():
-    assert (2 << 30) * scale_of("memory_bytes") == (2 << 30) * scale_of("memory_parts.states") == 2.0
-    assert scale_of("loss") == 1.0
+    assert (2 << 30) * chart_scale("memory_bytes") == (2 << 30) * chart_scale("memory_parts.states") == 2.0
+    assert chart_scale("loss") == 1.0
 
 
 def test_charts_of_several_runs_have_the_lines_of_all(history):

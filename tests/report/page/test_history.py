@@ -12,7 +12,7 @@ from windlass.report import events
 from windlass.report.events import RESTARTS, read_events, read_lines
 from windlass.report.page import history as module
 from windlass.report.page.buckets import COUNT, HIGH, HIGH_AT, SUM
-from windlass.report.page.history import MAX_NOTES, MAX_TEXT, History, read_history, spread
+from windlass.report.page.history import MAX_NOTES, MAX_TEXT, History, evenly_spread, read_history
 
 read_columns = module.read_columns
 
@@ -233,8 +233,8 @@ def test_the_list_of_what_happened_keeps_the_first_and_the_latest(log):
 
 
 def test_spread_keeps_first_and_last():
-    assert spread([1, 2, 3], 6) == [1, 2, 3]
-    assert spread(list(range(11)), 3) == [0, 5, 10]
+    assert evenly_spread([1, 2, 3], 6) == [1, 2, 3]
+    assert evenly_spread(list(range(11)), 3) == [0, 5, 10]
 
 
 def test_each_source_of_a_validation_set_has_a_curve(log):

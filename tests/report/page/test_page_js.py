@@ -13,7 +13,7 @@ import pytest
 
 from windlass.report.events import EventLog
 from windlass.report.page.serve import Live, open_server
-from windlass.report.page.write import open_run, page_text, render
+from windlass.report.page.write import open_run, page_text, render_page
 
 CHARTS = ["loss", "source_losses", "learning_rate", "gradient_norm", "throughput", "mfu", "memory", "data_wait"]
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"\s+content="[^"]*">')
@@ -317,7 +317,7 @@ def test_of_several_runs_each_key_shows_its_line_and_the_parts_of_memory_have_co
             log.write("step", step, {"loss": 3.0, "memory_bytes": 1 << 30, "memory_parts": parts})
         log.write("validation", 3, {"name": "validation", "loss": 3.5})
         (tmp_path / name / "resolved.yaml").write_text(f"parallel: {{a_key_of_usual_length: {name}}}\n")
-    text = render([open_run(tmp_path / name) for name in ("one", "two")])
+    text = render_page([open_run(tmp_path / name) for name in ("one", "two")])
     found = probe("""
       const holes = (canvas) => { const d = canvas.getContext("2d").getImageData(0, 10, canvas.width, 1).data;
         let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] === 0; return n; };

@@ -9,7 +9,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.report.events import parse_line
-from windlass.report.page.step_lines import MAX_NAMES, columns_of, read_columns
+from windlass.report.page.step_lines import MAX_NAMES, read_columns, step_columns
 
 
 def refuse(line, index):
@@ -57,7 +57,7 @@ def random_events(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_both_ways_of_reading_give_the_same_arrays(seed):
     events = random_events(seed)
-    same(read_columns(encoded(events), refuse, few=0), columns_of(events))
+    same(read_columns(encoded(events), refuse, few=0), step_columns(events))
 
 
 def test_a_number_that_was_not_finite_is_a_gap_and_an_absent_one_is_not():
@@ -89,7 +89,7 @@ def test_the_load_of_experts_is_that_of_the_worst_layer_and_of_the_middle_one():
 
 def test_a_group_has_a_quantity_per_name_and_a_bounded_number_of_them():
     events = [step_line(1, source_losses={f"s{index:02d}": 1.0 * index for index in range(MAX_NAMES + 5)})]
-    for columns in (read_columns(encoded(events), refuse, few=0), columns_of(events)):
+    for columns in (read_columns(encoded(events), refuse, few=0), step_columns(events)):
         names = [name for name in columns.values if name.startswith("source_losses.")]
         assert len(names) == MAX_NAMES and columns.values["source_losses.s03"].tolist() == [3.0]
 

@@ -16,9 +16,9 @@ from windlass.report.page.tables import (
     median,
     remark,
     run_rows,
-    status,
+    status_badge,
     tiles,
-    words,
+    value_in_words,
 )
 
 
@@ -33,10 +33,13 @@ def history(tmp_path):
 
 def test_the_state_is_the_end_or_that_there_is_none(history):
     running = history(line("start", 0), line("step", 7, loss=1.0))
-    assert status(running) == ("no end yet", "step 7, last line 1970-01-01 00:16:47 UTC: still running, or killed")
+    assert status_badge(running) == (
+        "no end yet",
+        "step 7, last line 1970-01-01 00:16:47 UTC: still running, or killed",
+    )
     stopped = history(line("end", 9, reason="stopped", signal="SIGINT"))
-    assert status(stopped) == ("stopped", "by Ctrl-C (SIGINT) at step 9, 1970-01-01 00:16:49 UTC")
-    assert status(history(line("end", 9, reason="stopped"))) == ("stopped", "at step 9, 1970-01-01 00:16:49 UTC")
+    assert status_badge(stopped) == ("stopped", "by Ctrl-C (SIGINT) at step 9, 1970-01-01 00:16:49 UTC")
+    assert status_badge(history(line("end", 9, reason="stopped"))) == ("stopped", "at step 9, 1970-01-01 00:16:49 UTC")
 
 
 def test_tiles_have_medians_peaks_and_the_share_of_useful_time(history):
@@ -136,7 +139,7 @@ def test_values_are_written_as_in_a_recipe():
 
 
 def test_long_words_are_cut():
-    assert words("x" * 2000) == "x" * 1000 + " ..." and words(0.1234567) == "0.123457"
+    assert value_in_words("x" * 2000) == "x" * 1000 + " ..." and value_in_words(0.1234567) == "0.123457"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.report.events import EventLog
-from windlass.report.page.write import names_of, open_run, page_text, write_comparison, write_page, write_report
+from windlass.report.page.write import open_run, page_text, run_names, write_comparison, write_page, write_report
 
 EVIL = "</script><script>document.title='broken out'</script><img src=x onerror=alert(1)>\u2028 é \x00"
 BASELINES = {"bigram": {"loss": 4.4, "bits_per_byte": 2.05}, EVIL: {"loss": 4.0, "bits_per_byte": 2.0}}
@@ -252,7 +252,7 @@ def test_a_comparison_has_all_runs_and_the_settings_that_differ(run, long_run, t
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
     for name in ("a/run", "b/run"):
         EventLog(tmp_path / name / "events.jsonl").write("start", 0, {})
-    assert names_of([open_run(tmp_path / name) for name in ("a/run", "b/run")]) == ["a/run", "b/run"]
+    assert run_names([open_run(tmp_path / name) for name in ("a/run", "b/run")]) == ["a/run", "b/run"]
 
 
 def test_a_page_that_cannot_be_written_is_refused_in_words(tmp_path):

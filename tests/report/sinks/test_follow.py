@@ -10,7 +10,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 from windlass.report.sinks import follow as room
-from windlass.report.sinks.follow import Follower, alone, check_packages, follow, numbers_of, sent_run
+from windlass.report.sinks.follow import Follower, check_packages, locked_to_send, numbers_of, send_until, sent_run
 from windlass.report.sinks.sink import SentRun
 
 ID = "0123456789abcdef"
@@ -146,7 +146,7 @@ def test_it_sends_what_is_left_when_it_is_over_and_closes(run):
         run.write("step", len(run.sent) + 1, loss=1.0)
         return over
 
-    assert follow(run.follower(), is_over) == 3 and run.sinks[0].is_closed and run.sinks[0].flushed == 3
+    assert send_until(run.follower(), is_over) == 3 and run.sinks[0].is_closed and run.sinks[0].flushed == 3
 
 
 def test_a_sink_that_fails_is_closed(run):
@@ -159,7 +159,7 @@ def test_a_sink_that_fails_is_closed(run):
         return False
 
     with pytest.raises(KeyboardInterrupt):
-        follow(follower, is_over)
+        send_until(follower, is_over)
     assert run.sinks[0].is_closed
 
 
@@ -174,17 +174,20 @@ def test_the_place_says_what_the_recipe_says(run):
 
 def test_one_process_sends_at_a_time(run):
     program = (
-        "import sys; from pathlib import Path; from windlass.report.sinks.follow import alone\n"
-        f"with alone('kept', Path({str(run.path)!r})): print('in', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from windlass.report.sinks.follow import locked_to_send\n"
+        f"with locked_to_send('kept', Path({str(run.path)!r})): print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout.readline() == "in\n"
-        with pytest.raises(UserError, match=f"another process sends {run.path} to kept"), alone("kept", run.path, 0.0):
+        with (
+            pytest.raises(UserError, match=f"another process sends {run.path} to kept"),
+            locked_to_send("kept", run.path, 0.0),
+        ):
             pass
-        with alone("another", run.path, 0.0):
+        with locked_to_send("another", run.path, 0.0):
             pass
         other.stdin.close()
-        with alone("kept", run.path):
+        with locked_to_send("kept", run.path):
             pass
 
 

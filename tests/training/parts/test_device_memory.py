@@ -6,7 +6,7 @@ import torch
 from tests import tiny
 from windlass.runtime import start_runtime
 from windlass.training.open_saved import open_saved
-from windlass.training.parts.device_memory import MemoryParts, room_of
+from windlass.training.parts.device_memory import MemoryParts, device_room
 
 SIZE = 4  # of fp32
 
@@ -55,4 +55,4 @@ def test_the_rank_is_the_one_with_the_largest_peak_and_the_allocator_has_a_cache
 
 def test_a_cpu_has_no_room():
     with start_runtime() as runtime:
-        assert room_of(runtime) is None
+        assert device_room(runtime) is None

@@ -21,7 +21,7 @@ from windlass.data.prepare.manifest import open_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import open_journal
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.ledger import samples, spans, waited_s
+from windlass.data.stream.ledger import consumed_samples, spans, waited_s
 from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.open_stream import open_stream
 from windlass.data.stream.order import Order
@@ -116,7 +116,7 @@ def prove(config, given):
     """The ledger expands to the rows that were given."""
     reader = Reader(open_prepared(config.data, config.evaluate.sets).shards("train"))
     found = spans(read_events(config.run.directory / "events.jsonl"))
-    proved = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(found, reader.shards)]
+    proved = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(found, reader.shards)]
     assert len(given) == STEPS * config.sequences_per_step and np.array_equal(proved, given)
 
 
@@ -250,6 +250,6 @@ def test_trainer_or_preparation_killed_at_random_the_stream_is_one(base, tmp_pat
     order = Order(reader.shard_samples, config.run.seed, config.data.shuffle_window, written=True)
     wanted = [tuple(place) for place in order.take(0, 60 * config.sequences_per_step).tolist()]
     own = Reader(open_prepared(config.data, {}).shards("train"))
-    found = list(samples(spans(read_events(config.run.directory / "events.jsonl")), own.shards))
+    found = list(consumed_samples(spans(read_events(config.run.directory / "events.jsonl")), own.shards))
     assert found == wanted and own.shards == reader.shards
     assert check_recipe(config.model_dump(mode="json", by_alias=True)) == config

@@ -9,7 +9,7 @@ import pytest
 from tests import tiny
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.ledger import samples, spans
+from windlass.data.stream.ledger import consumed_samples, spans
 from windlass.proof.pool import RankFailed
 from windlass.report.events import read_events
 
@@ -50,5 +50,5 @@ def prove(config, expected):
     given = [row for step in range(tiny.STEPS) for result in expected for row in result["rows"][step]]
     reader = Reader(open_prepared(config.data, config.evaluate.sets).shards("train"))
     found = spans(read_events(config.run.directory / "events.jsonl"))
-    proved = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(found, reader.shards)]
+    proved = [reader.read(shard, row)[0][:-1].tolist() for shard, row in consumed_samples(found, reader.shards)]
     assert len(given) == tiny.STEPS * config.sequences_per_step and np.array_equal(proved, given)

@@ -7,7 +7,7 @@ import torch
 
 from tests import tiny
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.ledger import lost, samples, spans
+from windlass.data.stream.ledger import consumed_samples, lost, spans
 from windlass.data.stream.order import Order
 from windlass.proof.pool import RankFailed
 from windlass.report.events import read_events
@@ -75,7 +75,7 @@ def prove(config, rows):
     reader = Reader(Folder(config.run.directory.parent / "good" / "train"))
     found = spans(read_events(config.run.directory / "events.jsonl"))
     given = [row for step in rows for row in step if any(row)]
-    assert [reader.read(*place)[0][:-1].tolist() for place in samples(found, reader.shards)] == given
+    assert [reader.read(*place)[0][:-1].tolist() for place in consumed_samples(found, reader.shards)] == given
     gone = [shard for shard, _ in lost(found, reader.shards)]
     assert len(gone) == sum(not any(row) for step in rows for row in step) > 0
     assert set(gone) == {bad_shard(config.run.directory.parent)}

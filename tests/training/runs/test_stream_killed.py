@@ -20,7 +20,7 @@ from tests.stores import BUCKET, NEEDS
 from windlass.config import to_yaml
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.ledger import samples, spans
+from windlass.data.stream.ledger import consumed_samples, spans
 from windlass.data.stream.order import Order
 from windlass.errors import EXIT_UNAVAILABLE
 from windlass.report.events import read_events, read_lines
@@ -98,7 +98,7 @@ def prove(config):
     reader = Reader(open_prepared(config.data, config.evaluate.sets).shards("train"))
     found = spans(read_events(config.run.directory / "events.jsonl"))
     assert [span.start for span in found[1:]] == [span.end for span in found[:-1]] and found[0].start == 0
-    proved = list(samples(found, reader.shards))
+    proved = list(consumed_samples(found, reader.shards))
     order = Order(reader.shard_samples, config.run.seed, config.data.shuffle_window)
     assert proved == list(map(tuple, order.take(0, STEPS * SEQUENCES).tolist()))
     whole_epochs = STEPS * SEQUENCES // reader.num_samples

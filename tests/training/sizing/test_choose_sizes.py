@@ -44,16 +44,16 @@ class Device:
 @contextlib.contextmanager
 def device(given):
     """Runs choose their sizes by it."""
-    original = page.resolve
+    original = page.resolve_run
 
     def with_its_room(config, runtime, is_prepared, _find_room, opened):
         return original(config, runtime, is_prepared, given.room, opened)
 
-    page.resolve = with_its_room
+    page.resolve_run = with_its_room
     try:
         yield given
     finally:
-        page.resolve = original
+        page.resolve_run = original
 
 
 def auto(base, name, micro_batch="auto", **sections):

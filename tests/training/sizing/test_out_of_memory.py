@@ -15,7 +15,7 @@ from windlass.parallel.activations import Kept
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.records import Record
 from windlass.status import read_status
-from windlass.training.sizing.out_of_memory import DeviceBytes, asked, explained, held_by, remedies
+from windlass.training.sizing.out_of_memory import DeviceBytes, asked, device_bytes, explained, remedies
 
 MIB = 1 << 20
 HELD = DeviceBytes(parameters=100 * MIB, gradients=50 * MIB, states=200 * MIB, peak=1000 * MIB)
@@ -94,9 +94,9 @@ def test_bytes_are_of_the_device_that_is_full():
     copy = torch.nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
     records = [Record(name, p, p.shape, copy=copy if p is bias else None) for name, p in named.items()]
     states = [torch.zeros(20), torch.zeros(7, device="meta")]
-    held = held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=True)
+    held = device_bytes(records, states, 5000.0, torch.device("cpu"), can_quantize=True)
     assert held == DeviceBytes(parameters=1024 + 40 + 20 + 1024, gradients=40, states=80, peak=5000, by_nf4=1024 - 272)
-    assert held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=False).by_nf4 == 0
+    assert device_bytes(records, states, 5000.0, torch.device("cpu"), can_quantize=False).by_nf4 == 0
 
 
 # the words of CUDA's allocator, the CPU's, the driver's and cuBLAS's

@@ -14,7 +14,7 @@ from windlass.runtime import start_runtime
 from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
 from windlass.training.parts.device_memory import Room
-from windlass.training.sizing.probe import _step, fits
+from windlass.training.sizing.probe import _step, step_fits
 
 
 def planned(config, runtime):
@@ -61,8 +61,8 @@ def test_a_trial_runs_what_the_recipe_asks_for_and_draws_nothing(base, name):
     before = torch.get_rng_state()
     with start_runtime() as runtime:
         mesh, size = silent_mesh(config, runtime), StepSize(2, "none")
-        assert fits(config, runtime, planned(config, runtime), mesh, size, Room(1, lambda size: 1))
-        assert not fits(config, runtime, planned(config, runtime), mesh, size, Room(0, lambda size: 1))
+        assert step_fits(config, runtime, planned(config, runtime), mesh, size, Room(1, lambda size: 1))
+        assert not step_fits(config, runtime, planned(config, runtime), mesh, size, Room(0, lambda size: 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -72,7 +72,7 @@ def test_another_error_than_out_of_memory_is_none_of_a_trial(base):
 
     config = tiny.recipe(base, "broken")
     with start_runtime() as runtime, pytest.raises(RuntimeError, match="shapes"):
-        fits(
+        step_fits(
             config,
             runtime,
             planned(config, runtime),

@@ -15,13 +15,13 @@ from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.part_record import beside
 from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.errors import Unavailable, UserError
-from windlass.launch.flyte import MODULE, check_no_secret, check_parts, check_tasks, driver, ranks_per_node
+from windlass.launch.flyte import MODULE, check_flyte_parts, check_no_secret, check_tasks, driver, ranks_per_node
 from windlass.launch.job_names import job_name
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
-def launch(
+def launch_flyte(
     recipe: str, overrides: list[str], nproc: int | None, name: str | None, is_local: bool, is_dry: bool
 ) -> Iterator[str]:
     """Submits the pipeline of `recipe` -> its address; with `is_local` runs it here -> what it gave back; with `is_dry` ->
@@ -34,7 +34,7 @@ def launch(
         check_may_be_joined(config.data)
         key, directory_of_parts = beside(config.data)
         if not is_local:
-            check_parts(flyte, key, Path(directory_of_parts))
+            check_flyte_parts(flyte, key, Path(directory_of_parts))
     num_ranks = 1 if is_local else ranks_per_node(flyte, nproc)
     known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
     shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None

@@ -8,13 +8,13 @@ from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.part_record import beside
 from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.launch.job_names import job_name
-from windlass.launch.kubernetes import apply, check_parts, check_pods, manifests
+from windlass.launch.kubernetes import apply, check_kubernetes_parts, check_pods, manifests
 from windlass.launch.slurm import Size
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
-def launch(
+def launch_kubernetes(
     recipe: str,
     overrides: list[str],
     size: Size,
@@ -50,4 +50,4 @@ def _check_parts(config: RunConfig, kind: Literal["jobset", "trainjob"]) -> None
     if config.launch.kubernetes.prepare_parts is not None:
         check_may_be_joined(config.data)
         key, directory = beside(config.data)
-        check_parts(config.launch.kubernetes, kind, key, PurePath(directory))
+        check_kubernetes_parts(config.launch.kubernetes, kind, key, PurePath(directory))

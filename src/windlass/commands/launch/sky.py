@@ -5,19 +5,19 @@ from pathlib import PurePath
 
 from windlass.config import load_recipe
 from windlass.launch.job_names import job_name
-from windlass.launch.sky import check_hosts, submit, task
+from windlass.launch.sky import check_sky_hosts, submit_sky, task
 from windlass.launch.slurm import Size
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
-def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_dry: bool) -> Iterator[str]:
+def launch_sky(recipe: str, overrides: list[str], size: Size, name: str | None, is_dry: bool) -> Iterator[str]:
     """Submits `recipe` as a managed job -> what SkyPilot prints, and how to follow the run; of a dry run, the task. Raises
     UserError before anything is submitted."""
     config = load_recipe(recipe, *overrides)
     sky = config.launch.sky
     directories = config.run.directory, PurePath(config.data.directory)
-    check_hosts(sky, *directories, config.checkpoint.remote is not None, size)
+    check_sky_hosts(sky, *directories, config.checkpoint.remote is not None, size)
     known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
     name = job_name(name, config.run.directory)
@@ -25,7 +25,7 @@ def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_d
     if is_dry:
         yield text.rstrip()
         return
-    yield submit(text, name, sky.secrets)
+    yield submit_sky(text, name, sky.secrets)
     yield "to follow it:"
     yield "  sky jobs queue"
     yield f"  sky jobs logs --name {name}"

@@ -9,7 +9,7 @@ from typing import Final
 from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.prepare import check_may_be_joined, open_prepared, planned
 from windlass.errors import AbsentSource, UserError
-from windlass.launch.slurm import FOLDER, Size, cancel, prepare_scripts, submit, train_script
+from windlass.launch.slurm import FOLDER, Size, cancel, prepare_scripts, submit_slurm, train_script
 from windlass.training.preflight import check_run
 
 STEPS: Final = {
@@ -20,7 +20,7 @@ STEPS: Final = {
 }
 
 
-def launch(
+def launch_slurm(
     recipe: str, overrides: list[str], site: Mapping[str, str], size: Size, name: str | None, is_dry: bool
 ) -> Iterator[str]:
     """Submits `recipe` -> lines on its jobs and how to follow them; of a dry run, the scripts. `site`: keys of launch.slurm with
@@ -43,7 +43,7 @@ def launch(
     jobs: list[str] = []
     try:
         for step, script in (before | {"train": train}).items():
-            jobs.append(submit(folder / f"{step}.sbatch", script, after=jobs[-1] if jobs else None))
+            jobs.append(submit_slurm(folder / f"{step}.sbatch", script, after=jobs[-1] if jobs else None))
     except UserError:
         for job in jobs:
             cancel(job)

@@ -6,7 +6,7 @@ A set with `columns` has no other columns; one without has those of alpaca or Sh
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, source_of, split_of
+from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, source_settings, split_of
 
 ROLES: Final = {"user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"}
 AS_SHARED: Final = {"observation_tag": "observation", "function_tag": "function_call"}
@@ -25,7 +25,7 @@ def named_set(facts: Facts, name: str, datasets: Mapping[str, Any], folder: Any,
 
 
 def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
-    source = source_of(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
+    source = source_settings(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
     for mirror in ("ms_hub_url", "om_hub_url"):
         info.take(mirror)
     if "hub" in source:

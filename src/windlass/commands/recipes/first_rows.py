@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from windlass.data.sources.bad_rows import FoundRows
-from windlass.data.sources.compression import broken, unpacked, without_compression
+from windlass.data.sources.compression import broken, unpacked_stream, without_compression
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.scan import scan
-from windlass.data.sources.source_files import source_of
+from windlass.data.sources.source_files import source_of_files
 from windlass.errors import UserError
 
 Kind = Literal["pretrain", "sft", "dpo"]
@@ -58,7 +58,7 @@ WITHOUT: Final = {"pretrain": {}, "sft": {"format": "chat"}, "dpo": {"format": "
 """Settings of a source whose rows are not here, or of another shape than is asked for."""
 
 
-def shape_of(file: Path, kind: Kind | None) -> Shape:
+def shape_of_file(file: Path, kind: Kind | None) -> Shape:
     """By the keys of the first row, among those of `kind` where it is given; else texts."""
     row = next(first_rows(file), {})
     found = next((shape for shape in SHAPES if shape.keys <= row.keys()), None)
@@ -84,7 +84,7 @@ def bad_rows_note(source: Mapping[str, Any]) -> str | None:
     path = Path(source.get("path", "")).expanduser()
     if not path.is_file() or path.stat().st_size > READ_BYTES:
         return None
-    documents = source_of(config, scan(config, lambda _: None))._replace(bad_rows=found).documents()
+    documents = source_of_files(config, scan(config, lambda _: None))._replace(bad_rows=found).documents()
     num_rows = sum(1 for _ in islice(documents, MANY)) + len(found.bad)
     if not found.bad:
         return None
@@ -112,7 +112,7 @@ def first_rows(file: Path) -> Iterator[Row]:
         return
     try:
         with file.open("rb") as stream:
-            data = unpacked(stream, file.name.lower(), str(file))
+            data = unpacked_stream(stream, file.name.lower(), str(file))
             begin = data.readline(ARRAY_BYTES).removeprefix(b"\xef\xbb\xbf")
             while begin.isspace():
                 begin = data.readline(ARRAY_BYTES)

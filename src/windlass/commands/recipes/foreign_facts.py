@@ -99,7 +99,7 @@ class Keys:
         return Keys(value if isinstance(value, Mapping) else {})
 
 
-def source_of(name: str) -> dict[str, Any]:
+def source_settings(name: str) -> dict[str, Any]:
     """A file or directory, or a dataset of the hub."""
     ending = re.search(r"\.(jsonl?|parquet|txt|csv|arrow)(\.\w+)?$", name)
     if ending or name.startswith((".", "/", "~")) or name.count("/") != 1:

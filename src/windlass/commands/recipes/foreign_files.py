@@ -9,12 +9,20 @@ from typing import Any, Final
 
 from windlass.commands.recipes.factory_sets import named_set
 from windlass.commands.recipes.factory_v1_file import first_words, is_v1
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
+from windlass.commands.recipes.foreign_facts import (
+    Facts,
+    Keys,
+    Rows,
+    last_part,
+    listed_values,
+    source_settings,
+    split_of,
+)
 from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import as_yaml
-from windlass.other_names.table import INSTEAD, absent, adapter_of, objective_of
+from windlass.other_names.table import INSTEAD, absent, adapter_setting, objective_setting
 
 TOOLS: Final = {
     "axolotl": {"base_model", "datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "num_epochs"},
@@ -150,7 +158,7 @@ def _entry(entry: Any) -> list[Rows]:
     hub = {ours: given.take(key) for ours, key in (("subset", "name"), ("revision", "revision")) if key in given.left}
     part, rest_of_split = split_of(given.take("split")) if "split" in given.left else ({}, {})
     hub |= part
-    sources, column = [source_of(one) for one in paths], given.take("field")
+    sources, column = [source_settings(one) for one in paths], given.take("field")
     given.take("ds_type")  # a file's ending says it
     left = [given.left | rest_of_split, *({} for _ in paths[1:])]
     return [
@@ -183,7 +191,7 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
         )
     _validation(facts, keys.take("val_size"))
     folder, stage = keys.take("dataset_dir", "data"), str(keys.take("stage", "sft"))
-    facts.settings.append((f"stage: {stage}", objective_of(stage)))
+    facts.settings.append((f"stage: {stage}", objective_setting(stage)))
     if isinstance(samples := keys.take("max_samples"), int):
         facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
     facts.sources = [
@@ -201,7 +209,7 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
 def _check_objective(key: str, value: Any) -> None:
     """Raises UserError for an objective that is not here: the same rows under another one would teach something else."""
     reason = absent(key, value)
-    if reason is not None or (objective_of(value) == INSTEAD and value is not False):
+    if reason is not None or (objective_setting(value) == INSTEAD and value is not False):
         raise UserError(
             f"{key}: {as_yaml(value)}",
             reason or "of another tool's objectives pt, sft, dpo, ipo, robust, hinge, simpo and orpo are known here",
@@ -231,7 +239,7 @@ def _check_technique(keys: Keys) -> None:
 
 def _adapter(key: str, value: Any) -> str:
     """`adapter.kind=...`. Raises UserError for what would otherwise train other parameters."""
-    reason, ours = absent("adapter", value), adapter_of(value)
+    reason, ours = absent("adapter", value), adapter_setting(value)
     if reason is None and ours is not None:
         return ours
     raise UserError(

@@ -19,7 +19,7 @@ from windlass.commands.recipes.first_rows import (
     first_rows,
     has_rows,
     num_distinct,
-    shape_of,
+    shape_of_file,
 )
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
@@ -141,7 +141,7 @@ def init(
         raise UserError(
             f"{file} has no row that can be read", "rows are objects of JSON", "correct the file, or name another"
         )
-    kind = (shape := shape_of(file, kind)).kind
+    kind = (shape := shape_of_file(file, kind)).kind
     if model == SMALL and kind != "pretrain":
         raise UserError(
             f"--model {SMALL} with {'pairs' if kind == 'dpo' else 'conversations'}",

@@ -4,7 +4,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of, split_of
+from windlass.commands.recipes.foreign_facts import (
+    Facts,
+    Keys,
+    Rows,
+    last_part,
+    listed_values,
+    source_settings,
+    split_of,
+)
 from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import INSTEAD
@@ -137,7 +145,7 @@ def _rows(data: Keys, facts: Facts) -> Rows:
             f"a recipe names its data; known without a source are {', '.join(BUILDERS)}",
             "add dataset.source, a name of the hub, or dataset.data_files to the file",
         )
-    found = source_of(str(file or source)) if file or source else dict(BUILDERS[component])
+    found = source_settings(str(file or source)) if file or source else dict(BUILDERS[component])
     part, left = split_of(data.take("split", "")) if "hub" in found else ({}, {})
     found |= part if part.get("split") else {}
     kind = KINDS.get(component, component.removesuffix("_dataset") or "chat")

@@ -99,7 +99,7 @@ def bench(
         yield f"{number} of {len(cells)}: {label(row)}: {figure(row)}"
         output.write_text(json.dumps([*kept, {**session, "rows": [asdict(one) for one in rows]}], indent=1) + "\n")
     yield ""
-    yield from as_table(rows)
+    yield from bench_as_table(rows)
     if all(row.error for row in rows):
         raise UserError(
             f"none of {len(rows)} cells ran",
@@ -153,7 +153,7 @@ def _run(recipe: str, settings: list[str], ranks: int, run_directory: Path) -> d
     command = [sys.executable, "-m", "windlass", "train", recipe, *settings, f"run.directory={run_directory}"]
     done = subprocess.run([*command, "--nproc", str(ranks), "--quiet"], capture_output=True, text=True)
     if done.returncode:
-        return reason(done.returncode, done.stdout + done.stderr)
+        return failure_reason(done.returncode, done.stdout + done.stderr)
     events = read_events(run_directory / "events.jsonl")
     start = next(event for event in events if event["kind"] == "start")
     steps = [event for event in events if event["kind"] == "step"]
@@ -165,7 +165,7 @@ def _run(recipe: str, settings: list[str], ranks: int, run_directory: Path) -> d
     }
 
 
-def reason(code: int, printed: str) -> str:
+def failure_reason(code: int, printed: str) -> str:
     """Why a process gave no figure, in a line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if code in KILLED:
@@ -225,7 +225,7 @@ def figure(row: BenchRow) -> str:
     return f"{format_count(row.median)} tok/s, spread {row.spread:.1%}"
 
 
-def as_table(rows: Sequence[BenchRow]) -> Iterator[str]:
+def bench_as_table(rows: Sequence[BenchRow]) -> Iterator[str]:
     """A line for each row, under a line of titles; then a warning for each that scales badly."""
     scaled = efficiencies(rows)
     titles = ("cell", "tok/s", "spread", "per rank", "MFU", "memory", "scaling", "attention")

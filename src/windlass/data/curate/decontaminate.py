@@ -36,7 +36,7 @@ class Listed(NamedTuple):
 
     def is_shared(self, text: str) -> bool:
         """Whether `text` has an n-gram of a listed text."""
-        return not hashed(self).hashes.isdisjoint(ngrams_of(text, self.n))
+        return not hashed(self).hashes.isdisjoint(ngram_hashes(text, self.n))
 
     def check(self, label: str, log: Callable[[str], None]) -> None:
         """Logs what the source `label` is compared with. Raises UserError where there is no n-gram."""
@@ -52,7 +52,7 @@ class Listed(NamedTuple):
         log(f"decontaminate: {label} is compared with {amount}{short}")
 
 
-def ngrams_of(text: str, n: int) -> Iterator[int]:
+def ngram_hashes(text: str, n: int) -> Iterator[int]:
     """xxh64 of every n words that follow each other."""
     words = [word.encode() for word in WORD.findall(text.lower())]
     joined = b" ".join(words)
@@ -66,7 +66,7 @@ def hashed(listed: Listed) -> Hashed:
     """Reads the texts. Raises UserError, also where one changed since it was scanned."""
     hashes, num_texts, num_short = set[int](), 0, 0
     for text in listed.texts():
-        found = set(ngrams_of(text, listed.n))
+        found = set(ngram_hashes(text, listed.n))
         hashes |= found
         num_texts, num_short = num_texts + 1, num_short + (not found)
     return Hashed(frozenset(hashes), num_texts, num_short)

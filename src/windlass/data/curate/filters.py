@@ -108,7 +108,7 @@ class Filters:
 
     def end(self, log: Callable[[str], None]) -> None:
         """Logs what was removed, once the source was read to its end. Raises UserError where nothing is left."""
-        num_removed, words = sum(self.counts.values()), in_words(self.counts)
+        num_removed, words = sum(self.counts.values()), removed_in_words(self.counts)
         found = f"{num_removed:,} of {self.num_documents:,} documents of {self.label} are removed by its filters"
         if num_removed == self.num_documents > 0:
             rule = "filters leave at least one document of a source"
@@ -116,6 +116,6 @@ class Filters:
         log(f"{found}: {words}")
 
 
-def in_words(counts: Mapping[str, int]) -> str:
+def removed_in_words(counts: Mapping[str, int]) -> str:
     """What each filter removed, in the order in which they are applied."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -63,8 +63,8 @@ class SketchTexts(NamedTuple):
     def __call__(self, _kept: Mapping[Any, Any]) -> list[Sketched]:
         found = []
         for text in self.texts:
-            sketch = library().RMinHash(self.num_perm, SEED)
-            sketch.update(ngrams_of(text, self.ngram))  # one by one: rensa's batches start threads, in every worker
+            sketch = rensa_library().RMinHash(self.num_perm, SEED)
+            sketch.update(shingles_of(text, self.ngram))  # one by one: rensa's batches start threads, in every worker
             found.append(Sketched(sketch, text[:EXCERPT_CHARS]))
         return found
 
@@ -72,7 +72,7 @@ class SketchTexts(NamedTuple):
 RunTasks = Callable[[Iterable[SketchTexts]], Iterator[list[Sketched]]]
 
 
-def library() -> Any:
+def rensa_library() -> Any:
     """rensa. Raises UserError where it is missing."""
     try:
         import rensa
@@ -87,11 +87,11 @@ def library() -> Any:
 
 def library_version() -> str:
     """What a preparation is recognised by besides its settings. Raises UserError where the library is missing."""
-    library()
+    rensa_library()
     return f"rensa {version('rensa')}"
 
 
-def ngrams_of(text: str, n: int) -> list[str]:
+def shingles_of(text: str, n: int) -> list[str]:
     """Every n words in a row, in lower case; of fewer words all of them, and of none the text itself."""
     words = WORD.findall(text.lower())
     return list(map(" ".join, zip(*(words[at:] for at in range(n))))) or [" ".join(words) or text]
@@ -110,7 +110,7 @@ def near_duplicates(
 ) -> tuple[list[bool], list[NearPair]]:
     """(of each text, whether it is left out; the first of these with what they resemble). `run`: yields the results of tasks in
     order. Raises UserError where the library is missing."""
-    found = library().RMinHashDeduplicator(
+    found = rensa_library().RMinHashDeduplicator(
         config.similarity,
         config.num_perm,
         use_lsh=True,

@@ -265,7 +265,7 @@ def longest_run(ids_N: np.ndarray) -> tuple[int, int]:
     return int(lengths[longest]), int(ids_N[starts[longest]])
 
 
-def overlap(found: Findings, train: Seen, other: Seen, where: Where, train_where: Where) -> None:
+def check_overlap(found: Findings, train: Seen, other: Seen, where: Where, train_where: Where) -> None:
     """Documents of a validation set that are in the training set too."""
     copies = Copies()
     for digest in other.keys() & train.keys():

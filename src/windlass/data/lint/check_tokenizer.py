@@ -14,7 +14,7 @@ from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_t
 MODEL_FILES = ("generation_config.json", "config.json")  # the first that names an EOS
 
 
-def vocabulary_of(prepared: Prepared) -> tuple[Tokenizer, Vocabulary]:
+def open_vocabulary(prepared: Prepared) -> tuple[Tokenizer, Vocabulary]:
     """The open tokenizer, and what the checks need of it. Raises UserError."""
     tokenizer, eos_id = open_tokenizer(prepared.tokenizer_directory)
     config = json.loads((prepared.tokenizer_directory / CONFIG_FILE).read_bytes())

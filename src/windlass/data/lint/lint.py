@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from tokenizers import Tokenizer
 
-from windlass.data.lint.check_ids import BlockChecks, DocumentChecks, Expected, Seen, Vocabulary, overlap
+from windlass.data.lint.check_ids import BlockChecks, DocumentChecks, Expected, Seen, Vocabulary, check_overlap
 from windlass.data.lint.check_preferences import PairChecks
 from windlass.data.lint.check_text import Folded, OfTrain, TextChecks
-from windlass.data.lint.check_tokenizer import check_eos, check_model, vocabulary_of
+from windlass.data.lint.check_tokenizer import check_eos, check_model, open_vocabulary
 from windlass.data.lint.documents import NUM_RUNS, DocumentWalk, blocks, position, runs_of
 from windlass.data.lint.findings import Finding, Findings
 from windlass.data.prepare.manifest import Prepared
@@ -68,7 +68,7 @@ def lint(
     Raises BadShard where a shard cannot be read, UserError where the tokenizer cannot be.
     """
     general = Findings("tokenizer")
-    tokenizer, vocabulary = vocabulary_of(prepared)
+    tokenizer, vocabulary = open_vocabulary(prepared)
     check_eos(general, tokenizer, vocabulary)
     if model is not None:
         check_model(general, prepared, tokenizer, model)
@@ -90,7 +90,7 @@ def lint(
         hashes[name] = (documents, reader)
         if name != "train":
             train, train_reader = hashes["train"]
-            overlap(found, train, documents, partial(position, reader), partial(position, train_reader))
+            check_overlap(found, train, documents, partial(position, reader), partial(position, train_reader))
         findings += found.list()
     return LintResult(sorted(findings, key=lambda finding: finding.severity), coverage)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from windlass.data.lint.lint import LintResult
-from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
+from windlass.data.lint.statistics import Segment, Survey, read_sample, survey_set
 from windlass.data.prepare.manifest import Prepared
 from windlass.safe_text import escaped, redacted
 
@@ -64,7 +64,9 @@ def overview(
     label_of = _labels(prepared, labels)
     sets = [
         SetOverview(
-            survey(prepared, name, MOST_SAMPLES), _by_source(prepared, name, label_of), list(_samples(prepared, name))
+            survey_set(prepared, name, MOST_SAMPLES),
+            _by_source(prepared, name, label_of),
+            list(_samples(prepared, name)),
         )
         for name in prepared.sets
     ]

@@ -89,7 +89,7 @@ class Sample(NamedTuple):
     """One row; two for a pair."""
 
 
-def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
+def survey_set(prepared: Prepared, name: str, most_samples: int) -> Survey:
     """Raises BadShard."""
     reader = Reader(prepared.shards(name))
     tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)

@@ -38,7 +38,7 @@ POLL_S: Final = 0.1
 KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
 
 
-def serve() -> None:
+def run_preparation() -> None:
     """The process's whole life."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -183,4 +183,4 @@ def _can_begin(directory: Path, fingerprint: str | None, shuffle_window: int) ->
 
 
 if __name__ == "__main__":
-    serve()
+    run_preparation()

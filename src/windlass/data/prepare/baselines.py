@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windlass.data.packing import targets, unpack
+from windlass.data.packing import targets, unpack_samples
 from windlass.data.shards.mds import Reader
 
 MAX_TRAIN_TOKENS = 20_000_000  # counted in 1.5 s; larger corpora have no baselines
@@ -45,7 +45,7 @@ def fit_and_score(
 ) -> tuple[Scores, Scores]:
     """{"unigram": {loss in nats per token, bits_per_byte}, "bigram": ...} over every target of the validation set, and over those
     that are none's first token. bytes_V: bytes of text per token id."""
-    validation_M = unpack(Reader(validation_directory, max_mapped=1))
+    validation_M = unpack_samples(Reader(validation_directory, max_mapped=1))
     nats_2M = predictor_losses(targets(Reader(train_directory, max_mapped=1)), validation_M, len(bytes_V))
     is_inside_M = validation_M[:-1] != eos_id
     inside_bytes = validation_bytes - int(bytes_V[validation_M[1:][~is_inside_M]].sum(dtype=np.int64))

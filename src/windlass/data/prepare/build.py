@@ -23,8 +23,8 @@ from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
-from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, workers_write_all, write_set
+from windlass.data.prepare.plan import PreparePlan, choose_documents
+from windlass.data.prepare.write_set import Growing, SetTokenizer, most_workers, workers_write_all, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
@@ -33,7 +33,7 @@ from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.fill_in_middle import middles_of
-from windlass.data.tokenize.pool import TaskRunner, pieces
+from windlass.data.tokenize.pool import TaskRunner, document_pieces
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, counted, format_bytes, format_duration
@@ -72,8 +72,8 @@ def _log_corpus(plan: PreparePlan) -> None:
 def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | None = None) -> Prepared:
     """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill; `kept`: sources whose shards are
     there. Raises UserError."""
-    with TaskRunner(num_workers(plan.config)) as runner:
-        selections, amounts, chunked = choose(plan, work, runner)
+    with TaskRunner(most_workers(plan.config)) as runner:
+        selections, amounts, chunked = choose_documents(plan, work, runner)
         num_bytes = sum(total_of(found).bytes for found in amounts.values())
         check_room(temporary, num_bytes, keeps_ids=not workers_write_all(plan.config, selections.values(), chunked))
         _log_corpus(plan)
@@ -98,8 +98,8 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     """The same in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
     plan is continued, anything else replaced; then `begun` is called. Raises UserError."""
     beat = journal.Beat()
-    with journal.beating(directory), TaskRunner(num_workers(plan.config)) as runner:
-        selections, amounts, _ = choose(plan, work, runner, beat.tick)
+    with journal.beating(directory), TaskRunner(most_workers(plan.config)) as runner:
+        selections, amounts, _ = choose_documents(plan, work, runner, beat.tick)
         _log_corpus(plan)
         goes_on = _goes_on(plan, directory)
     if not goes_on:
@@ -120,7 +120,7 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
                 "date": plan.date,
             }
             facts["sets"] = {name: asdict(info) for name, info in infos.items()}
-            journal.begin(temporary, facts)
+            journal.begin_journal(temporary, facts)
     begun()
     written = journal.Journal(directory)
     written.read()
@@ -254,7 +254,7 @@ def _train_tokenizer(
                 logged_s = time.monotonic()
                 log(f"tokenizer: documents read: {num_documents:,}, {format_bytes(num_bytes)} of about {size}")
             for text in texts_of_pair(document) if is_pairs else [document]:
-                for piece, _ in pieces(text):
+                for piece, _ in document_pieces(text):
                     encoded = piece.encode()
                     if xxhash.xxh64_intdigest(encoded, seed=1) < border:
                         num_bytes += len(encoded)
@@ -262,7 +262,7 @@ def _train_tokenizer(
         log(f"tokenizer: all {format_bytes(num_bytes)} read, merging the most frequent pairs")
 
     log(f"tokenizer: training a byte-level BPE of {vocab_size} tokens on about {size} of text")
-    trained = tokenizer.train(sampled(), vocab_size)
+    trained = tokenizer.train_tokenizer(sampled(), vocab_size)
     tokenizer.save_trained(trained, directory)
     shutil.copytree(directory, kept.with_suffix(".tmp"), dirs_exist_ok=True)
     kept.with_suffix(".tmp").rename(kept)

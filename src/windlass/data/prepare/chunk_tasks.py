@@ -19,7 +19,7 @@ from windlass.data.sources.select import Amount, Selection
 from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.data.tokenize import encode_rows, pool
 from windlass.data.tokenize.fill_in_middle import Middles
-from windlass.data.tokenize.resume import PartSize, PartWriter, found_once, is_whole, kept, kept_files
+from windlass.data.tokenize.resume import PartSize, PartWriter, found_once, is_whole, kept, kept_part_files
 
 CHARS_AT_ONCE: Final = 1 << 20  # of documents, before they are encoded
 SIZES_NAME: Final = "sizes"  # of parts, beside them
@@ -121,7 +121,7 @@ class EncodeChunk(NamedTuple):
     def again(self) -> None:
         """Writes what is missing or damaged."""
         for of_set in self.parts.values():
-            for _ in kept_files(of_set.directory):  # deletes what is damaged
+            for _ in kept_part_files(of_set.directory):  # deletes what is damaged
                 pass
         self._encode({})
 
@@ -145,7 +145,9 @@ class EncodeChunk(NamedTuple):
             assert self.token_bytes is not None
             encoders[known] = bytes_V = np.load(self.token_bytes)
             bytes_V[list(marks)] = 0
-        return [(path.name, PartSize.of(part, encoders[known], marks)) for path, part in kept_files(of_set.directory)]
+        return [
+            (path.name, PartSize.of(part, encoders[known], marks)) for path, part in kept_part_files(of_set.directory)
+        ]
 
     def _encode(self, encoders: Encoders) -> None:
         open_sets = {name: of_set for name, of_set in self.parts.items() if not is_whole(of_set.directory)}
@@ -193,7 +195,9 @@ class _SetOfChunk:
         self._num_kept, self._number = self._num_kept - num_kept, self._number + num_kept
         self.parts.sizes.extend(len(text.encode()) for text in texts)
         rows_or_texts = (
-            encode_rows.batches(texts, self._number) if self._is_rows else pool.batches(texts, None, self._middles)
+            encode_rows.row_batches(texts, self._number)
+            if self._is_rows
+            else pool.piece_batches(texts, None, self._middles)
         )
         for batch in rows_or_texts:
             self.parts.add(self._encoder(batch))

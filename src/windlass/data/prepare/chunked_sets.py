@@ -21,7 +21,7 @@ from windlass.data.prepare.chunk_tasks import (
     TextSettings,
 )
 from windlass.data.sources.bad_rows import BadRows
-from windlass.data.sources.select import UNKNOWN, Amount, Selection, measure
+from windlass.data.sources.select import UNKNOWN, Amount, Selection, amount_of
 from windlass.data.sources.source_files import CHUNKING, Source, chunks_of
 from windlass.data.tokenize.encode_rows import RowSettings
 from windlass.data.tokenize.pool import TaskRunner
@@ -86,7 +86,7 @@ class ChunkedSets:
     def _measured(self, name: str, number: int) -> Amount:
         found = self._found.get((name, number))
         if found is None:
-            return measure(self._selections[name].documents_of(number))
+            return amount_of(self._selections[name].documents_of(number))
         if not found.counted:
             bad_rows, filters = found.source.bad_rows, found.source.filters
 

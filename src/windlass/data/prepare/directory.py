@@ -83,7 +83,7 @@ def check_is_no_source(report: Path, paths: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
+def locked_to_prepare(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
     with locked(sibling(directory, "lock"), directory, log):
         old = sibling(directory, "old")

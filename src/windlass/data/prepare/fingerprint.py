@@ -72,7 +72,7 @@ def without_bad_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fingerprint(
+def preparation_fingerprint(
     settings: Mapping[str, Any],
     files: Mapping[str, Sequence[SourceFile]],
     tokenizer_files: Sequence[Path],
@@ -107,7 +107,9 @@ def stream_fingerprint(
     where a row was one too many."""
     settings = without_bad_rows(settings)
     kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
-    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files, date)
+    return preparation_fingerprint(
+        {key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files, date
+    )
 
 
 def corpus_hash(files: Sequence[SourceFile]) -> str:

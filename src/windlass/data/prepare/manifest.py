@@ -31,7 +31,7 @@ from windlass.errors import BadShard, UserError
 from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
-UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
+UNSAVED = ("directory", "remote", "is_whole", "max_silence_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
 """Of a preference run's reference scores, which are kept beside the data that they are of."""
 
@@ -101,7 +101,7 @@ class Prepared:
     """False while the training set is written; `sets` then counts what is written so far."""
     folders: dict[str, Folder] = field(default_factory=dict, compare=False, repr=False, init=False)
     """Local sets whose index was read, by name and how many shards may be missing: read once by whoever holds this object."""
-    deadline_s: float | None = None
+    max_silence_s: float | None = None
     """Where the training set may grow: how long to wait for a sign of life of the preparation."""
 
     @property
@@ -118,8 +118,8 @@ class Prepared:
         assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
         if self.remote is not None:
             return self.remote.shards(name)
-        may_grow = name == "train" and self.deadline_s is not None
-        growing = open_growing(self.directory, name, self.deadline_s or 0.0) if may_grow else None
+        may_grow = name == "train" and self.max_silence_s is not None
+        growing = open_growing(self.directory, name, self.max_silence_s or 0.0) if may_grow else None
         return growing or self.folder(name)
 
     def folder(self, name: str) -> Folder:
@@ -249,7 +249,7 @@ def open_prepared(
             rule = "prepared data is used with the settings it was made with"
             raise UserError(given, rule, "run windlass prepare on this recipe, or give data.directory another name")
     if config.may_grow:
-        prepared = replace(prepared, deadline_s=config.order.deadline_s)
+        prepared = replace(prepared, max_silence_s=config.order.deadline_s)
     if not prepared.is_whole:
         return prepared
     if prepared.remote is None:

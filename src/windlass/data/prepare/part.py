@@ -24,11 +24,11 @@ from windlass.data.prepare.build import set_tokenizer
 from windlass.data.prepare.chunked_sets import Settings
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import (
-    alone,
     check_is_directory,
     check_writable,
     local_directory,
     locked,
+    locked_to_prepare,
     refused_if_full,
     sibling,
 )
@@ -37,14 +37,14 @@ from windlass.data.prepare.part_record import (
     TOKENIZER_COMMAND,
     Part,
     found_parts,
-    parts_of,
+    parts_directory,
     read_record,
     record_of,
     with_tokenizer,
 )
-from windlass.data.prepare.plan import COUNTS_NAME, FETCHED_NAME, PreparePlan, choose
+from windlass.data.prepare.plan import COUNTS_NAME, FETCHED_NAME, PreparePlan, choose_documents
 from windlass.data.prepare.prepare import check_may_be_joined, known_hashes, known_path, make_plan, what_is_wrong
-from windlass.data.prepare.write_set import SourceSettings, num_workers
+from windlass.data.prepare.write_set import SourceSettings, most_workers
 from windlass.data.sources.fetch import is_fetched
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.sources.source_files import Source, is_remote
@@ -66,9 +66,13 @@ def prepare_tokenizer(config: DataConfig, sets: Mapping[str, SourceConfig], log:
     if _is_prepared(plan, log):
         return
     check_writable(directory)
-    with alone(directory, log), refused_if_full(directory, work), TaskRunner(num_workers(config)) as runner:
+    with (
+        locked_to_prepare(directory, log),
+        refused_if_full(directory, work),
+        TaskRunner(most_workers(config)) as runner,
+    ):
         open_parts(work, plan.work, plan.date)
-        selections, amounts, _ = choose(plan, work, runner)
+        selections, amounts, _ = choose_documents(plan, work, runner)
         tokenizer = sibling(directory, "preparing")  # which the next start removes
         known = set_tokenizer(plan, selections, amounts, tokenizer / TOKENIZER_NAME, work)
         shutil.rmtree(tokenizer)
@@ -83,7 +87,7 @@ def prepare_part(
     check_may_be_joined(config)
     directory = local_directory(config)
     check_is_directory(directory)
-    into = parts_of(directory) / f"part-{part.number}-of-{part.of}"
+    into = parts_directory(directory) / f"part-{part.number}-of-{part.of}"
     plan, _ = make_plan(config, sets, log, directory, known_hashes(config, directory))
     if _is_prepared(plan, log):
         return
@@ -111,7 +115,8 @@ def _check_same_number(part: Part, directory: Path) -> None:
         raise UserError(
             f"--part {part}, and {other.path} is part {other.part}",
             "all parts of a preparation have one number of parts",
-            f"give the part that is to be made again, as --part I/{other.part.of}; or delete {parts_of(directory)} to start over",
+            f"give the part that is to be made again, as --part I/{other.part.of}; "
+            f"or delete {parts_directory(directory)} to start over",
         )
 
 
@@ -149,8 +154,8 @@ def _make(plan: PreparePlan, part: Part, into: Path, work: Path) -> None:
         return
     if kept_for(work)[0] == plan.work and (work / COUNTS_NAME).is_dir():
         shutil.copytree(work / COUNTS_NAME, into / COUNTS_NAME, dirs_exist_ok=True)
-    with TaskRunner(num_workers(plan.config)) as runner:
-        selections, amounts, chunked = choose(plan, work, runner, counts=into / COUNTS_NAME)
+    with TaskRunner(most_workers(plan.config)) as runner:
+        selections, amounts, chunked = choose_documents(plan, work, runner, counts=into / COUNTS_NAME)
         shutil.rmtree(into / TOKENIZER_NAME, ignore_errors=True)  # of a start that was killed
         known = set_tokenizer(plan, selections, amounts, into / TOKENIZER_NAME, work)
         record = with_tokenizer(record, into / TOKENIZER_NAME)

@@ -118,7 +118,7 @@ def with_tokenizer(record: PartRecord, directory: Path) -> PartRecord:
     return replace(record, tokenizer=xxhash.xxh3_128_hexdigest(json.dumps(hashes).encode()))
 
 
-def parts_of(directory: Path) -> Path:
+def parts_directory(directory: Path) -> Path:
     """Where the parts of the preparation `directory` are."""
     return sibling(directory, "parts")
 
@@ -132,7 +132,7 @@ def beside(config: DataConfig) -> tuple[str, str]:
 
 def found_parts(directory: Path) -> list[PartDirectory]:
     """The parts of the preparation `directory`, finished or not, by number."""
-    directory_of_parts = parts_of(directory)
+    directory_of_parts = parts_directory(directory)
     paths = (
         sorted(path for path in directory_of_parts.iterdir() if path.is_dir()) if directory_of_parts.is_dir() else []
     )
@@ -158,14 +158,14 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
     """Raises UserError where these are not all parts, each once and finished."""
     rule = "`--join` takes N parts, 0/N to N-1/N, each once and finished"
     if not parts:
-        given = f"{parts_of(directory)} holds no part"
+        given = f"{parts_directory(directory)} holds no part"
         change = f"make all parts first: {PART_COMMAND} 0/N and so on; {COPIED}; or prepare without --join"
         raise UserError(given, rule, change)
     counts = sorted({one.part.of for one in parts})
     if len(counts) > 1:
         few = [[one.path.name for one in parts if one.part.of == count] for count in counts]
         named = "; ".join(f"of {count}: {', '.join(names[:3])}" for count, names in zip(counts, few))
-        given = f"{parts_of(directory)} holds parts of {' and of '.join(map(str, counts))} ({named})"
+        given = f"{parts_directory(directory)} holds parts of {' and of '.join(map(str, counts))} ({named})"
         raise UserError(given, rule, "delete the directories of the parts that are not wanted")
     numbers = [one.part.number for one in parts]
     strange = [one for one in parts if one.part.number >= one.part.of]
@@ -174,12 +174,13 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
         raise UserError(given, rule, "delete it")
     twice = [one for one in parts if numbers.count(one.part.number) > 1]
     if twice:
-        given = f"part {twice[0].part} is there twice: {twice[0].path.name} and {twice[1].path.name} in {parts_of(directory)}"
+        one, other = (part.path.name for part in twice[:2])
+        given = f"part {twice[0].part} is there twice: {one} and {other} in {parts_directory(directory)}"
         raise UserError(given, rule, "delete one of the two directories")
     missing = [str(Part(number, counts[0])) for number in range(counts[0]) if number not in numbers]
     if missing:
         given = f"{_some(missing)} of {directory} {'is' if len(missing) == 1 else 'are'} missing"
-        change = f"make what is missing: {PART_COMMAND} {missing[0]}; {COPIED}, to {parts_of(directory)}"
+        change = f"make what is missing: {PART_COMMAND} {missing[0]}; {COPIED}, to {parts_directory(directory)}"
         raise UserError(given, rule, change)
     begun = [str(one.part) for one in parts if one.record is None or not one.record.is_whole]
     if begun:

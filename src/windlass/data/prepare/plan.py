@@ -18,7 +18,7 @@ from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.fingerprint import (
     corpus_hash,
-    fingerprint,
+    preparation_fingerprint,
     settings_of,
     stream_fingerprint,
     without_bad_rows,
@@ -32,13 +32,13 @@ from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan, scan_texts
 from windlass.data.sources.select import Amount, Selection, check_not_empty, duplicates, select
-from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
+from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of_files
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.fill_in_middle import middles_of
 from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.data.tokens.documents import IdVocabulary, stored_documents
-from windlass.data.tokens.token_files import scan_tokens, vocabulary_of
+from windlass.data.tokens.token_files import id_vocabulary, scan_tokens
 from windlass.errors import UserError
 
 COUNTS_NAME: Final = ".counts"
@@ -73,7 +73,7 @@ class PreparePlan(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.settings, self.files, self.loaded, self.date)
+        return preparation_fingerprint(self.settings, self.files, self.loaded, self.date)
 
     @property
     def stream(self) -> str:
@@ -82,7 +82,7 @@ class PreparePlan(NamedTuple):
     @property
     def work(self) -> str:
         """The fingerprint of what was fetched and encoded before: all of it stays where more bad rows are allowed."""
-        return fingerprint(without_bad_rows(self.settings), self.files, self.loaded, self.date)
+        return preparation_fingerprint(without_bad_rows(self.settings), self.files, self.loaded, self.date)
 
     @property
     def named(self) -> dict[str, SourceConfig]:
@@ -127,7 +127,7 @@ def scan_sources(
             rule = "a loss is measured on texts as they are; only training documents have their middle moved"
             raise UserError(f"evaluate.sets.{name}.fill_in_middle", rule, "take it out")
     of_tokens = [source for source in named.values() if source.format == "tokens"]
-    vocabulary = vocabulary_of(config.tokenizer, loaded, of_tokens[0]) if of_tokens else None
+    vocabulary = id_vocabulary(config.tokenizer, loaded, of_tokens[0]) if of_tokens else None
     files = {
         name: scan_tokens(source, hashes)
         if source.format == "tokens"
@@ -176,7 +176,7 @@ def _pin(source: SourceConfig) -> str:
     return f"{source.hub}@{source.revision or 'main'}"
 
 
-def choose(
+def choose_documents(
     plan: PreparePlan,
     work: Path,
     runner: TaskRunner,
@@ -239,16 +239,16 @@ def _opened(
         if source.format == "tokens":
             assert plan.vocabulary is not None
             ids = partial(stored_documents, source, files, plan.vocabulary, plan.config.sequence_length)
-            sources[name] = source_of(source, files)._replace(ids=ids)
+            sources[name] = source_of_files(source, files)._replace(ids=ids)
             continue
         if not any(map(is_remote, files)):
-            sources[name] = source_of(source, files)._replace(bad_rows=bad_rows)
+            sources[name] = source_of_files(source, files)._replace(bad_rows=bad_rows)
             continue
         taken: dict[str, str] = {}
         if source.grows_until is not None:
             plan.written_order[name] = taken
         kept, patience = work / FETCHED_NAME / name, Patience(plan.config.order.deadline_s, tick, taken.__setitem__)
-        sources[name] = source_of(source, [])._replace(rows=(0, None), num_documents=None, bad_rows=bad_rows)
+        sources[name] = source_of_files(source, [])._replace(rows=(0, None), num_documents=None, bad_rows=bad_rows)
         if name in streamed:
             stream = Stream(source, files, kept, plan.log, patience)
             sources[name] = sources[name]._replace(stream=stream.texts)

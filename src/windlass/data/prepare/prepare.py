@@ -16,7 +16,6 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.appended import kept_sources
 from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
-    alone,
     check_apart,
     check_is_directory,
     check_is_no_source,
@@ -24,6 +23,7 @@ from windlass.data.prepare.directory import (
     has_leftovers,
     kept_work,
     local_directory,
+    locked_to_prepare,
     refused_if_full,
     replaced,
     sibling,
@@ -42,7 +42,7 @@ from windlass.data.prepare.part_record import (
     check_same,
     found_parts,
     kept_dates,
-    parts_of,
+    parts_directory,
     take,
 )
 from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
@@ -95,7 +95,7 @@ def prepare(
         log(f"{where} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     check_writable(directory)
-    with alone(directory, log):
+    with locked_to_prepare(directory, log):
         wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
             _look_at_parts(parts, is_join, directory, log)
@@ -162,17 +162,17 @@ def _parts(config: DataConfig, directory: Path) -> list[PartDirectory]:
 
 def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Path, log: Callable[[str], None]) -> None:
     """Raises UserError where the parts to join are not all there; says so where there are some that are not joined."""
-    of_parts = parts_of(directory)
+    of_parts = parts_directory(directory)
     if is_join:
         check_complete(parts, directory)  # none may be there
     elif of_parts.exists():
         log(f"{of_parts} is not checked: `windlass prepare RECIPE --join` joins what parts have encoded")
 
 
-def check_data_directory(config: DataConfig, deadline_s: float) -> None:
-    """Raises UserError where no prepared data are, and none can be written; a store has `deadline_s` to answer."""
+def check_data_directory(config: DataConfig, file_timeout_s: float) -> None:
+    """Raises UserError where no prepared data are, and none can be written; a store has `file_timeout_s` to answer."""
     if is_url(config.directory):
-        store = Store(config.directory, deadline_s, setting=None)
+        store = Store(config.directory, file_timeout_s, setting=None)
         try:
             store.read(PREPARED_NAME)
         except FileNotFoundError:
@@ -192,8 +192,9 @@ def check_may_be_joined(config: DataConfig) -> None:
 
 
 def _delete_parts(directory: Path) -> None:
-    """Renamed first, since the next join would refuse some of them alone; `alone` deletes what is left of that name."""
-    parts = parts_of(directory)
+    """Renamed first, since the next join would refuse some of them alone; `locked_to_prepare` deletes what is left of that
+    name."""
+    parts = parts_directory(directory)
     if parts.is_symlink():  # to a larger disk
         target = parts.resolve()
         parts.unlink()

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from windlass.data.packing import ends_of
+from windlass.data.packing import document_ends
 from windlass.data.prepare.chunk_tasks import TextSettings
 from windlass.data.prepare.chunked_sets import ChunkedSets, Settings
 from windlass.data.prepare.counted_set import CountedSet
@@ -107,7 +107,7 @@ class ShardsOfWorkers(NamedTuple):
                 part = read_part(path)
             if part is None:
                 raise _damaged_again(path.parent)
-            return ends_of(part.ids, self.known[0])
+            return document_ends(part.ids, self.known[0])
 
         found: list[int] = found_once(path.with_suffix(".ends"), find)
         return found

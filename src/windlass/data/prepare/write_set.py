@@ -34,7 +34,7 @@ from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
-from windlass.data.tokens.parts import pack_samples, parts_of
+from windlass.data.tokens.parts import pack_samples, token_parts
 from windlass.errors import UserError
 
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
@@ -173,7 +173,7 @@ def _parts_of_source(
 
     documents = alive(selection.documents_of(number))
     if source.format == "tokens":
-        return parts_of(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
+        return token_parts(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
 
     def ids_of(texts: Any) -> Iterator[Any]:
         found: Iterator[Any] = alive(_encode(texts, settings, amount, at_once, name))
@@ -205,7 +205,7 @@ def _encode(
     texts: Iterable[str], settings: "SourceSettings", amount: Amount, at_once: int | None, name: str
 ) -> Iterator[Any]:
     """at_once: about how many characters to encode at once."""
-    found, num_cores = settings.of_set(name), num_workers(settings.config)
+    found, num_cores = settings.of_set(name), most_workers(settings.config)
     if isinstance(found, TextSettings):
         return encode(texts, amount.bytes, found.tokenizer_directory, num_cores, found.is_fast, at_once, found.middles)
     return encode_rows(texts, found, amount.bytes, num_cores)
@@ -237,7 +237,7 @@ class SourceSettings(NamedTuple):
         return [] if middles is None else middles.ids
 
 
-def num_workers(config: DataConfig) -> int:
+def most_workers(config: DataConfig) -> int:
     """Processes that encode, at most."""
     return config.workers or min(usable_cores(), MOST_WORKERS)
 

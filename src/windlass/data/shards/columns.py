@@ -124,7 +124,7 @@ def narrowest(input_ids_NL: np.ndarray, labels_NL: np.ndarray, has_ends: bool, v
     return ShardColumns(id_type, "loss_mask" if (is_same_NL | (labels_NL == NOT_COUNTED)).all() else "labels", has_ends)
 
 
-def columns_of(entry: dict[str, Any]) -> ShardColumns:
+def shard_columns(entry: dict[str, Any]) -> ShardColumns:
     """Those of an entry of index.json, by their names and encodings; where there are no such, those of these names, or the plain
     ones."""
     known = [ShardColumns(*of) for of in itertools.product(IDS, TARGETS, (False, True), (False, True))]

@@ -29,10 +29,10 @@ class GrowingFolder(Folder):
     """The shards that the journal of a local directory lists. `read` extends `shards`; sizes and hashes are checked when a file
     is first loaded."""
 
-    def __init__(self, directory: Path, journal: Journal, deadline_s: float):
+    def __init__(self, directory: Path, journal: Journal, max_silence_s: float):
         self.directory, self.where = directory, str(directory)
         self.max_mapped = MAPPED
-        self.journal, self._deadline_s = journal, deadline_s
+        self.journal, self._max_silence_s = journal, max_silence_s
         self._verified = set()
         self._closed = threading.Event()
 
@@ -61,7 +61,7 @@ class GrowingFolder(Folder):
                 sign, since_s = found, now_s
             if failure is not None:
                 raise self._failed(failure)
-            if now_s - since_s > self._deadline_s:
+            if now_s - since_s > self._max_silence_s:
                 raise self._silent(now_s - since_s)
             if self._closed.wait(POLL_S):
                 raise RuntimeError("the loader was closed while it waited")
@@ -86,12 +86,12 @@ class GrowingFolder(Folder):
         return Unavailable(
             f"{self.directory.parent} holds {len(self.shards)} shards of an unfinished preparation, which gave no sign of life "
             f"for {format_duration(waited_s)}",
-            f"a preparation that is being read works on; data.order.deadline_s={self._deadline_s:g}",
+            f"a preparation that is being read works on; data.order.deadline_s={self._max_silence_s:g}",
             "start this run again: it goes on with the preparation too; or raise data.order.deadline_s, where its host is slow",
         )
 
 
-def open_growing(directory: Path, name: str, deadline_s: float) -> GrowingFolder | None:
+def open_growing(directory: Path, name: str, max_silence_s: float) -> GrowingFolder | None:
     """The training set below `directory` by its journal, finished or not; None where it has none. Raises BadShard."""
     journal = open_journal(directory)
-    return None if journal is None else GrowingFolder(directory / name, journal, deadline_s)
+    return None if journal is None else GrowingFolder(directory / name, journal, max_silence_s)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from windlass.data.shards.columns import ShardColumns, columns_of
+from windlass.data.shards.columns import ShardColumns, shard_columns
 from windlass.errors import BadShard
 
 INDEX_NAME = "index.json"
@@ -63,7 +63,7 @@ class Shard(NamedTuple):
         return self.raw.num_bytes
 
 
-def parse_index(data: bytes, where: str) -> list[Shard]:
+def parse_shard_index(data: bytes, where: str) -> list[Shard]:
     """The shards that index.json at `where` (a path or URL, for messages) promises. Raises BadShard."""
     try:
         index = json.loads(data)
@@ -82,7 +82,7 @@ def parse_index(data: bytes, where: str) -> list[Shard]:
 def _shard(given: str, entry: Any) -> Shard:
     if not isinstance(entry, dict) or not isinstance(entry.get("raw_data"), dict):
         raise BadShard(f"{given} is not an entry of an MDS index", "an entry is an object with `raw_data`", REPAIR)
-    columns = columns_of(entry)
+    columns = shard_columns(entry)
     encodings = columns.encodings
     wanted: dict[str, Any] = {"format": "mds", "version": 2, "column_names": list(encodings)}
     wanted |= {"column_encodings": list(encodings.values()), "column_sizes": [None] * len(encodings)}
@@ -124,16 +124,16 @@ def _file(given: str, entry: Any) -> File:
     raise BadShard(f"{given} has no hash of {name}", f"a file has one of {', '.join(HASHES)}, to be verified", change)
 
 
-def check_size(file: File, found_bytes: int, where: str, change: str = REPAIR) -> None:
+def check_file_size(file: File, found_bytes: int, where: str, change: str = REPAIR) -> None:
     """Raises BadShard when `where`, which should be `file`, has another size."""
     if found_bytes != file.num_bytes:
         given = f"{where} has {found_bytes} bytes (truncated, or of another preparation)"
         raise BadShard(given, f"index.json promises {file.num_bytes} bytes", change)
 
 
-def verify(file: File, data: Any, where: str, change: str = REPAIR) -> None:
+def verify_bytes(file: File, data: Any, where: str, change: str = REPAIR) -> None:
     """Raises BadShard, with both sizes or both hashes, when `data` (a buffer), read from `where`, is not `file`."""
-    check_size(file, memoryview(data).nbytes, where, change)
+    check_file_size(file, memoryview(data).nbytes, where, change)
     digest = HASHES[file.algorithm]()
     digest.update(data)
     _check_digest(file, digest.hexdigest(), where, change)
@@ -143,7 +143,7 @@ def verify_file(file: File, opened: io.FileIO, where: str, change: str = REPAIR)
     """The same for an open file, which is read and not mapped: a bad block of a disk is an error then, and no SIGBUS."""
     digest, piece = HASHES[file.algorithm](), memoryview(bytearray(PIECE_BYTES))
     try:
-        check_size(file, os.fstat(opened.fileno()).st_size, where, change)
+        check_file_size(file, os.fstat(opened.fileno()).st_size, where, change)
         while count := opened.readinto(piece):
             digest.update(piece[:count])
     except OSError as error:
@@ -158,9 +158,9 @@ def _check_digest(file: File, found: str, where: str, change: str) -> None:
         raise BadShard(given, f"index.json promises {file.algorithm} {file.digest}", change)
 
 
-def unpack(shard: Shard, data: bytes, where: str, change: str = REPAIR) -> bytes:
+def unpack_shard(shard: Shard, data: bytes, where: str, change: str = REPAIR) -> bytes:
     """The shard's raw bytes from its stored ones, both verified. Raises BadShard."""
-    verify(shard.stored, data, where, change)
+    verify_bytes(shard.stored, data, where, change)
     if shard.compression is None:
         return data
     limit = shard.raw.num_bytes + 1  # one more than promised shows that there is more
@@ -175,5 +175,5 @@ def unpack(shard: Shard, data: bytes, where: str, change: str = REPAIR) -> bytes
     except (OSError, EOFError, zlib.error, ValueError) as error:
         rule = f"index.json calls it compressed with {shard.compression}"
         raise BadShard(f"{where} cannot be unpacked: {error}", rule, change) from None
-    verify(shard.raw, raw, f"{where}, unpacked,", change)
+    verify_bytes(shard.raw, raw, f"{where}, unpacked,", change)
     return raw

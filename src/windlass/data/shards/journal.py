@@ -29,7 +29,7 @@ import xxhash
 
 from windlass.data.files import write_durably
 from windlass.data.packing import most_documents
-from windlass.data.shards.index import Shard, parse_index
+from windlass.data.shards.index import Shard, parse_shard_index
 from windlass.data.shards.mds import Writer
 from windlass.errors import BadShard, Unavailable, UserError
 
@@ -91,7 +91,7 @@ class Journal:
             index = json.dumps({"version": 2, "shards": [fields["entry"]]}).encode()
             self.entries.append(fields["entry"])
             self.most_documents.append(max(fields["most_documents"], *self.most_documents[-1:], 1))
-            self.shards += parse_index(index, str(self.path))
+            self.shards += parse_shard_index(index, str(self.path))
         else:
             self.end = fields
 
@@ -110,7 +110,7 @@ class Journal:
         self.num_bytes += len(data)
 
 
-def begin(directory: Path, content: dict[str, Any]) -> None:
+def begin_journal(directory: Path, content: dict[str, Any]) -> None:
     """The first line, with what is known before the training set is. The directory is no preparation before."""
     write_durably(directory / JOURNAL_NAME, _sealed("", {"kind": "begin", **content})[0])
 

@@ -28,9 +28,9 @@ from windlass.data.shards.index import (
     REPAIR,
     File,
     Shard,
-    check_size,
-    parse_index,
-    unpack,
+    check_file_size,
+    parse_shard_index,
+    unpack_shard,
     verify_file,
 )
 from windlass.data.shards.shard_format import ShardFormat, stored_name
@@ -104,7 +104,7 @@ class Writer:
         """The first `count` shards of a finished dataset, written with the same settings, become the first of this one: links to
         the same files, or copies where there can be none."""
         self._entries = json.loads((directory / INDEX_NAME).read_bytes())["shards"][:count]
-        for shard in read_index(directory)[:count]:
+        for shard in read_shard_index(directory)[:count]:
             _link(directory / shard.stored.name, self.directory / shard.stored.name)
 
     def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
@@ -160,7 +160,7 @@ class Folder:
 
     def __init__(self, directory: Path):
         self.directory, self.where = directory, str(directory)
-        self.shards = read_index(directory)
+        self.shards = read_shard_index(directory)
         self.max_mapped = len(self.shards)
         self._verified: set[int] = set()
 
@@ -186,7 +186,7 @@ class Folder:
         try:
             with open(path, "rb", buffering=0) as opened:
                 if shard.compression is not None:
-                    return np.frombuffer(unpack(shard, opened.readall(), str(path)), np.uint8)
+                    return np.frombuffer(unpack_shard(shard, opened.readall(), str(path)), np.uint8)
                 if number not in self._verified:
                     verify_file(shard.raw, opened, str(path))
                     self._verified.add(number)
@@ -196,14 +196,14 @@ class Folder:
             raise BadShard(f"{path} cannot be read: {error}", rule, REPAIR) from None
 
 
-def read_index(directory: Path) -> list[Shard]:
+def read_shard_index(directory: Path) -> list[Shard]:
     """index.json, strictly validated. Raises BadShard."""
     path = directory / INDEX_NAME
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadShard(f"{path} does not exist", "index.json is written last and makes a dataset", REPAIR) from None
-    return parse_index(data, str(path))
+    return parse_shard_index(data, str(path))
 
 
 def _check_file(file: File, directory: Path, index: str) -> None:
@@ -212,7 +212,7 @@ def _check_file(file: File, directory: Path, index: str) -> None:
     except FileNotFoundError:
         given = f"{directory / file.name} is missing"
         raise BadShard(given, f"{index} promises {file.num_bytes} bytes", REPAIR) from None
-    check_size(file, found_bytes, str(directory / file.name))
+    check_file_size(file, found_bytes, str(directory / file.name))
 
 
 class Reader:

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from windlass.data.shards.cache import Cache
-from windlass.data.shards.index import INDEX_NAME, Shard, parse_index, unpack
+from windlass.data.shards.index import INDEX_NAME, Shard, parse_shard_index, unpack_shard
 from windlass.errors import BadShard, UserError
 from windlass.object_store import Store
 from windlass.units import MIB, format_bytes
@@ -56,7 +56,7 @@ class CachedShards:
                 rule = f"index.json promises {shard.stored.num_bytes} bytes"
                 raise BadShard(f"{where} is missing", rule, AGAIN) from None
             try:
-                return unpack(shard, data, where, AGAIN)
+                return unpack_shard(shard, data, where, AGAIN)
             except BadShard as error:
                 if is_last:
                     raise BadShard(f"{error.given}, fetched twice", error.rule, error.change) from None
@@ -94,7 +94,9 @@ class Remote:
     def shards(self, name: str) -> CachedShards:
         """The set `name`, ready to be read. Raises BadShard."""
         data = (self.directory / name / INDEX_NAME).read_bytes()
-        return CachedShards(self.store, name, parse_index(data, f"{self.store.url}/{name}/{INDEX_NAME}"), self.cache)
+        return CachedShards(
+            self.store, name, parse_shard_index(data, f"{self.store.url}/{name}/{INDEX_NAME}"), self.cache
+        )
 
     def check_window(self, name: str, shuffle_window: int, num_sources: int = 1) -> None:
         """Raises UserError where one shuffle window (per source of a mixture) and one shard more do not fit into the cache."""

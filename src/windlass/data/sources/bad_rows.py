@@ -185,7 +185,7 @@ class BadRows:
                 yield row
             elif is_new and not self._add(row):
                 del rows  # which closes its file, though the error's traceback lives on
-                raise refusal([self])
+                raise too_many_bad_rows([self])
 
     def count(self, before: int, num_rows: int, bad: Iterable[tuple[int, BadRow]]) -> None:
         """`num_rows` rows behind the first `before`, and the bad ones among them with their numbers, from 1. Raises as `without`
@@ -194,7 +194,7 @@ class BadRows:
             is_new = before + number > self.num_rows
             self.num_rows = max(before + number, self.num_rows)
             if is_new and not self._add(row):
-                raise refusal([self])
+                raise too_many_bad_rows([self])
         self.num_rows = max(before + num_rows, self.num_rows)
 
     def leave_out(self, rows: Iterable[BadRow], log: Callable[[str], None]) -> None:
@@ -205,12 +205,12 @@ class BadRows:
             if len(self.named) < NAMED:
                 log(f"bad row: {row.given}")
             if not self._add(row):
-                raise refusal([self])
+                raise too_many_bad_rows([self])
 
     def check_late(self) -> None:
         """Raises TooManyBadRows where rows were found bad when they were encoded, and one is too many."""
         if self._num_late and self.is_too_many:
-            raise refusal([self])
+            raise too_many_bad_rows([self])
 
     def end(self, log: Callable[[str], None]) -> None:
         """Once a set of the source is encoded. Raises TooManyBadRows where more rows were left out than may be."""
@@ -240,10 +240,10 @@ class BadRows:
         return self.num > Fraction(repr(self.at_most)) * self.num_rows  # 0.29 of 100 is 29, as written
 
     def in_words(self) -> str:
-        return f"{self.num:,} of {self.num_rows:,} rows of {self.label} are bad ({in_words(self.counts)})"
+        return f"{self.num:,} of {self.num_rows:,} rows of {self.label} are bad ({bad_rows_in_words(self.counts)})"
 
 
-def in_words(counts: dict[str, int]) -> str:
+def bad_rows_in_words(counts: dict[str, int]) -> str:
     """Counts by kind, the largest first."""
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=_by_count))
 
@@ -265,10 +265,10 @@ def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
         if one.num and not one.is_too_many:
             log(f"{one.in_words()}, and left out (bad_rows.at_most: {one.at_most:g})")
     if refused:
-        raise refusal(refused)
+        raise too_many_bad_rows(refused)
 
 
-def refusal(refused: Sequence[BadRows]) -> TooManyBadRows:
+def too_many_bad_rows(refused: Sequence[BadRows]) -> TooManyBadRows:
     first_of_kinds = [row for one in refused for row in one.examples.values()]
     rows = [*first_of_kinds, *(row for one in refused for row in one.named if row not in first_of_kinds)]
     first, num = rows[0], sum(one.num for one in refused)

@@ -21,7 +21,7 @@ from windlass.data.sources.row_shapes import (
     calls_of,
     check_beside,
     check_keys,
-    shape_of,
+    shape_of_row,
     without_nulls,
 )
 
@@ -62,7 +62,7 @@ def _change_of(row: Mapping[str, Any]) -> str:
     """What reads a row without the usual names."""
     if {"chosen", "rejected"} <= row.keys():
         return "rename its keys, or use format: preference"
-    shape = shape_of(row)
+    shape = shape_of_row(row)
     if shape is not None:
         return f"set `rows: {shape}` of the source"
     own = "{messages: ...}, or {prompt: ..., completion: ...}"
@@ -91,14 +91,14 @@ def _tools_of(value: Any, where: str) -> list[dict[str, Any]]:
     tools = value or []
     if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
         found = [{"type": "function", "function": tool} if "name" in tool else tool for tool in tools]
-        if len(list(names_of(found))) == len(found):
+        if len(list(tool_names(found))) == len(found):
             return found
     rule = 'tools are a list, or JSON of one, of {"name", "description", "parameters"}, each perhaps under "function"'
     given = f"{where} has under `tools` {json.dumps(value, ensure_ascii=False)[:80]}"
     raise BadRow("wrong tools", given, rule, "fix the row")
 
 
-def names_of(tools: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def tool_names(tools: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The names of the tools that have one."""
     for tool in tools:
         function = tool.get("function")

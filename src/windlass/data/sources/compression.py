@@ -51,7 +51,7 @@ def without_compression(name: str) -> str:
     return next((name.removesuffix(end) for end in KNOWN if name.endswith(end)), name)
 
 
-def unpacked(stream: IO[bytes], name: str, where: str) -> IO[bytes]:
+def unpacked_stream(stream: IO[bytes], name: str, where: str) -> IO[bytes]:
     """The stream's bytes, unpacked as the end of `name` says. Reading them may raise `broken()`, and UserError for a file that
     unpacks to far more than it is. `where`: the file, for messages."""
     packed = _Counting(stream)
@@ -178,7 +178,7 @@ def broken() -> tuple[type[Exception], ...]:
     return (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError, _Damaged)
 
 
-def damaged(name: str, where: str, error: Exception) -> UserError:
+def damaged_compression(name: str, where: str, error: Exception) -> UserError:
     format_name = next((word for end, word in KNOWN.items() if name.endswith(end)), "compressed data")
     rule = f"a file whose name ends in {', '.join(KNOWN)} is compressed so, and whole"
     return UserError(

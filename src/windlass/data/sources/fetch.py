@@ -20,7 +20,7 @@ from windlass.data.sources.bad_rows import FETCHED, BadRow, BadRows, Placed, Row
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import Patience, growing_rows
 from windlass.data.sources.hub import hub_rows
-from windlass.data.sources.source_files import SourceFile, all_rows, hash_file
+from windlass.data.sources.source_files import SourceFile, all_source_rows, hash_file
 from windlass.data.sources.urls import url_rows
 from windlass.errors import UserError
 from windlass.units import MIB, format_bytes, format_duration
@@ -155,7 +155,7 @@ class _Chunks:
 
     def kept(self) -> Iterator[Row]:
         """Every row so far, empty and bad ones too. No row may be added meanwhile."""
-        yield from all_rows(self.files())
+        yield from all_source_rows(self.files())
         for line in self._held:
             yield attempted(fetched_text, json.loads(line), "")
 

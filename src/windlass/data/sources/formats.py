@@ -30,7 +30,7 @@ from windlass.data.sources.config import MAX_ROW_MIB, Kind
 from windlass.data.sources.row_text import Form, decode
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.data.sources.table_rows import row_groups, table_rows
-from windlass.data.sources.text_rows import check_size, csv_rows, json_lines, json_rows
+from windlass.data.sources.text_rows import check_row_size, csv_rows, json_lines, json_rows
 from windlass.data.verified_file import BLOCK_BYTES, line_ends_before
 from windlass.errors import UserError
 from windlass.units import MIB
@@ -75,7 +75,7 @@ PEEKED_BYTES: Final = 1 << 20  # of a text that may be rows
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
 
-def kind_of(name: str) -> Kind:
+def file_kind(name: str) -> Kind:
     """The format, by the end of a file's name or URL."""
     name = _name_in(name)
     stem = compression.without_compression(name)
@@ -84,7 +84,7 @@ def kind_of(name: str) -> Kind:
 
 
 def is_table(path: Path | str, kind: Kind | None) -> bool:
-    return (kind or kind_of(str(path))) in TABLES
+    return (kind or file_kind(str(path))) in TABLES
 
 
 def _name_in(where: str) -> str:
@@ -94,14 +94,14 @@ def _name_in(where: str) -> str:
 
 def may_be_no_corpus(name: str) -> bool:
     """Whether a file of rows beside plain texts is most likely no part of a corpus."""
-    return kind_of(name) in ("json", "csv", "tsv")
+    return file_kind(name) in ("json", "csv", "tsv")
 
 
 def names_rows(name: str) -> bool:
     """Whether the name says that the file holds rows, whatever follows, as in `.jsonl.zz`, `.csv.gz.part` or `.jsonl_xz`: bytes
     that are no text mean that it is damaged, or packed as nothing here is."""
     parts = _name_in(name).split(".")
-    is_rows = any(kind_of(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
+    is_rows = any(file_kind(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
     return is_rows or BEHIND_LINES.search(_name_in(name)) is not None
 
 
@@ -111,7 +111,7 @@ def check_ending(where: str) -> None:
     name = _name_in(where).rpartition("/")[2]
     stem = compression.without_compression(name)
     left = BEHIND_LINES.search(stem) or BEHIND_ROWS.search(stem)
-    if left and kind_of(stem) == "text":
+    if left and file_kind(stem) == "text":
         raise UserError(
             f"{where} ends in {left[1]}, and would be read as one text",
             "a file of rows ends as its format does, as in .jsonl, or in a compression behind that",
@@ -132,13 +132,13 @@ def read_rows(
     """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
     of the tokenizer, which no message may hold; `shape`: where a conversation is; `span`: the part to read. Raises UserError
     for a file that cannot be read, or a row larger than `max_row_bytes`."""
-    is_text_by_name, kind = kind is None, kind or kind_of(where)
+    is_text_by_name, kind = kind is None, kind or file_kind(where)
     form = Form(text_key, specials, shape)
     if kind in ("parquet", "arrow"):
         yield from table_rows(stream, where, kind, form, span)
         return
     try:
-        data = unpacked(stream, where) if span is None else stream
+        data = unpacked_file(stream, where) if span is None else stream
         if kind == "jsonl":
             yield from json_lines(data, where, form, max_row_bytes, span)
         elif kind == "json":
@@ -147,12 +147,12 @@ def read_rows(
             yield from csv_rows(data, where, form, max_row_bytes, "," if kind == "csv" else "\t")
         else:
             whole = data.read(max_row_bytes + 1)
-            check_size(len(whole), where, max_row_bytes)
+            check_row_size(len(whole), where, max_row_bytes)
             if is_text_by_name:
                 _check_no_rows(whole, where)
             yield attempted(decode, whole, where, 0)
     except compression.broken() as error:
-        raise damaged(where, error) from None
+        raise damaged_file(where, error) from None
 
 
 def _check_no_rows(whole: bytes, where: str) -> None:
@@ -173,7 +173,7 @@ def _check_no_rows(whole: bytes, where: str) -> None:
 
 def spans_of(path: str, kind: Kind | None, num_bytes: int, blocks: bytes) -> list[FileSpan]:
     """The parts of a file that can be read each by itself, together the file; none where only the whole can be."""
-    name, kind = _name_in(path), kind or kind_of(path)
+    name, kind = _name_in(path), kind or file_kind(path)
     if num_bytes <= CHUNK_BLOCKS * BLOCK_BYTES:
         return []
     if kind == "jsonl" and compression.without_compression(name) == name:
@@ -188,13 +188,13 @@ def spans_of(path: str, kind: Kind | None, num_bytes: int, blocks: bytes) -> lis
     return []
 
 
-def damaged(where: str, error: Exception) -> UserError:
-    return compression.damaged(_name_in(where), where, error)
+def damaged_file(where: str, error: Exception) -> UserError:
+    return compression.damaged_compression(_name_in(where), where, error)
 
 
-def unpacked(stream: IO[bytes], where: str) -> IO[bytes]:
-    """The bytes of the file `where`, unpacked as its name says (compression.unpacked)."""
-    return compression.unpacked(stream, _name_in(where), where)
+def unpacked_file(stream: IO[bytes], where: str) -> IO[bytes]:
+    """The bytes of the file `where`, unpacked as its name says (compression.unpacked_stream)."""
+    return compression.unpacked_stream(stream, _name_in(where), where)
 
 
 def check_compression(where: str) -> None:
@@ -203,7 +203,7 @@ def check_compression(where: str) -> None:
     stem, ends = name, (*compression.OTHER, *compression.KNOWN)
     while end := next((end for end in ends if stem.endswith(end)), ""):
         stem = stem.removesuffix(end)  # several in .jsonl.tar.gz
-    kind = kind_of(stem)
+    kind = file_kind(stem)
     is_other = kind != "text" and compression.without_compression(name) != stem
     if stem != name and (is_other or kind in TABLES):
         end = name.removeprefix(stem)

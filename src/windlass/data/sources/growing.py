@@ -21,8 +21,8 @@ import xxhash
 from windlass.data.sources.bad_rows import Row
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import SourceConfig
-from windlass.data.sources.formats import kind_of
-from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
+from windlass.data.sources.formats import file_kind
+from windlass.data.sources.source_files import SourceFile, all_source_rows, file_at, names_below
 from windlass.errors import UserError
 from windlass.units import counted, format_duration
 
@@ -30,10 +30,10 @@ POLL_S: Final = 0.5
 
 
 class Patience(NamedTuple):
-    """How to wait for files: at most `deadline_s` for the next one, calling `tick` meanwhile. `take(name, hash)` is called for
+    """How to wait for files: at most `max_silence_s` for the next one, calling `tick` meanwhile. `take(name, hash)` is called for
     each file that is read, last for the marker, with an empty hash."""
 
-    deadline_s: float = math.inf
+    max_silence_s: float = math.inf
     tick: Callable[[], None] = lambda: None
     take: Callable[[str, str], None] = lambda _name, _hash: None
 
@@ -69,18 +69,18 @@ def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = 
             _check_kind(config, name)
             file = file_at(directory / name, name, config)
             patience.take(name, file.xxh3)
-            yield from all_rows([file._replace(specials=specials)])
+            yield from all_source_rows([file._replace(specials=specials)])
             last, num_files, since_s = name, num_files + 1, time.monotonic()
         if is_whole:
             _check_key(config, names)
             patience.take(config.grows_until, "")
             return
-        if time.monotonic() - since_s > patience.deadline_s:
+        if time.monotonic() - since_s > patience.max_silence_s:
             waited = format_duration(time.monotonic() - since_s)
             raise UserError(
                 f"{directory} holds {counted(num_files, 'file')}, no further one came within {waited}, and no "
                 f"{config.grows_until}",
-                f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.deadline_s:g}",
+                f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.max_silence_s:g}",
                 f"see what fills it, or make {config.grows_until}; or raise data.order.deadline_s",
             )
         patience.tick()
@@ -106,7 +106,7 @@ def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
 
 def _check_kind(config: SourceConfig, name: str) -> None:
     """Raises UserError where a file does not fit the source's format."""
-    if config.format != "text" and (config.file_format or kind_of(name)) == "text":
+    if config.format != "text" and (config.file_format or file_kind(name)) == "text":
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
         change = "take it out, or give it a name that begins with a dot; then begin again"
@@ -117,7 +117,7 @@ def _check_kind(config: SourceConfig, name: str) -> None:
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
     """Raises UserError where `text` names a key or column, and no file has any."""
-    if config.text is not None and all((config.file_format or kind_of(name)) == "text" for name in names):
+    if config.text is not None and all((config.file_format or file_kind(name)) == "text" for name in names):
         rule = "`text` names a key of rows or a column (.jsonl, .json, .csv, .parquet, .arrow), and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
 

@@ -17,7 +17,7 @@ import xxhash
 
 from windlass.data.sources.bad_rows import Row, attempted
 from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
-from windlass.data.sources.row_text import Form, text_of
+from windlass.data.sources.row_text import Form, document_text
 from windlass.data.sources.source_files import READ_BYTES, SourceFile
 from windlass.errors import AbsentSource, UserError, nearest
 from windlass.hub.client import refused_dataset, resolve_dataset
@@ -86,7 +86,7 @@ def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None
     wanted = None if end is None else max(0, end - first)
     for number, row in enumerate(islice(_stepwise(config, file, rows), wanted), first):
         where = f"{config.label}, split {split}, row {number},"
-        yield attempted(text_of, row, where, "column", form, rule)
+        yield attempted(document_text, row, where, "column", form, rule)
 
 
 def _stepwise(config: SourceConfig, file: SourceFile, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

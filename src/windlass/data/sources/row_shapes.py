@@ -65,14 +65,14 @@ def _value_of(row: Mapping[str, Any], key: str) -> Any:
     return None if value is ABSENT else value
 
 
-def columns_of(shape: RowsConfig, of_pairs: bool = False) -> tuple[str, ...]:
+def columns_read(shape: RowsConfig, of_pairs: bool = False) -> tuple[str, ...]:
     """The keys of a row that are read: of a conversation, or of a pair."""
     asked = [shape.messages] if shape.messages is not None else shape.prompts
     answers = [shape.chosen or "chosen", shape.rejected or "rejected"] if of_pairs else [shape.completion]
     return tuple(name for name in (*asked, *answers, shape.system, "tools") if name is not None)
 
 
-def shape_of(row: Mapping[str, Any]) -> str | None:
+def shape_of_row(row: Mapping[str, Any]) -> str | None:
     """The `rows` that reads a row of another tool, by its keys; None where they say nothing."""
     said = row.get("conversations")
     first = said[0] if isinstance(said, list) and said else None

@@ -12,7 +12,7 @@ from windlass.data.sources.bad_rows import FETCHED, BadRow, Placed, fetched_text
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
-from windlass.data.sources.row_shapes import ABSENT, as_chat_row, as_pair_row, columns_of, value_at, without_nulls
+from windlass.data.sources.row_shapes import ABSENT, as_chat_row, as_pair_row, columns_read, value_at, without_nulls
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import nearest
 
@@ -34,23 +34,23 @@ class Form(NamedTuple):
         """The columns of a table that are read; None of `text_key` alone."""
         if self.shape is None:
             return COLUMNS_OF.get(self.text_key)
-        return columns_of(self.shape, of_pairs=self.text_key == PAIR)
+        return columns_read(self.shape, of_pairs=self.text_key == PAIR)
 
 
-def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str) -> str:
+def document_text(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str) -> str:
     """The document of a row. `what`: a key or a column, for messages. Raises BadRow."""
     key = form.text_key
     if key in OF_ROWS:
         row = without_nulls(row) if what == "column" else row
         if form.shape is not None:
             row = (as_pair_row if key == PAIR else as_chat_row)(row, form.shape, where)
-        text = checked(OF_ROWS[key](row, where), where, key, rule)
+        text = checked_text(OF_ROWS[key](row, where), where, key, rule)
         check_specials(text, where, form.specials)
         return text if key == FETCHED else Placed.at(text, where)
     value = value_at(row, key)
     if value is ABSENT:
         raise no_column(where, what, key, list(map(str, row)), rule)
-    return checked(value, where, key, rule)
+    return checked_text(value, where, key, rule)
 
 
 def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> BadRow:
@@ -69,7 +69,7 @@ def no_column(where: str, what: str, text_key: str, names: list[str], rule: str)
     return BadRow("missing key", given, rule, change)
 
 
-def checked(text: Any, where: str, text_key: str, rule: str) -> str:
+def checked_text(text: Any, where: str, text_key: str, rule: str) -> str:
     """`text`, if it is a string of valid Unicode. Raises BadRow."""
     if not isinstance(text, str):
         found = "nothing" if text is None else type(text).__name__

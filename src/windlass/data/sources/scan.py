@@ -97,7 +97,7 @@ def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> N
     """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one."""
     for path in paths if source.file_format is None else ():
         formats.check_ending(path)
-    kinds = {source.file_format or formats.kind_of(path) for path in paths}
+    kinds = {source.file_format or formats.file_kind(path) for path in paths}
     rows = [path for path in paths if formats.may_be_no_corpus(path) and path not in outright]
     unasked = rows if source.file_format is None and "text" in kinds else []
     if unasked and source.format == "text":
@@ -115,7 +115,7 @@ def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> N
 def _identity(path: Path | str) -> tuple[str, str]:
     """Equal for all spellings of a local file that is read in the same format; any other URL is its own identity."""
     local = str(path).removeprefix("file://")
-    return local if "://" in local else os.path.realpath(local), formats.kind_of(local)
+    return local if "://" in local else os.path.realpath(local), formats.file_kind(local)
 
 
 def _stdlib_files() -> Iterator[tuple[Path, str]]:

@@ -197,7 +197,7 @@ def exact_copies(sources: Sequence[Source]) -> Duplicates:
     return Duplicates(np.split(came_before_N, np.cumsum(counts)[:-1]))
 
 
-def measure(documents: Iterable[Document]) -> Amount:
+def amount_of(documents: Iterable[Document]) -> Amount:
     num_documents = num_bytes = 0
     for document in documents:
         num_documents, num_bytes = num_documents + 1, num_bytes + len(bytes_of(document))

@@ -103,14 +103,14 @@ class Source(NamedTuple):
         """Every document that is not empty, in order. Raises UserError naming the file that is wrong, or the row."""
         if self.ids is not None:
             return islice(islice(self.ids(), self.num_documents), self.first_documents)
-        rows = islice(all_rows(self.files), *self.rows) if self.stream is None else self.stream()
+        rows = islice(all_source_rows(self.files), *self.rows) if self.stream is None else self.stream()
         good = raised(rows) if self.bad_rows is None else self.bad_rows.without(rows)
         texts = islice((text for text in good if text), self.num_documents)
         texts = islice(texts, self.first_documents)
         return texts if self.filters is None else self.filters.kept(texts, self.text_of)
 
 
-def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
+def source_of_files(config: SourceConfig, files: list[SourceFile]) -> Source:
     limits = config.slice, config.documents, config.tokens
     source = Source(files, *limits, config.format, config.too_long, is_samples=config.stored == "samples")
     return source._replace(fill_in_middle=config.fill_in_middle)
@@ -164,9 +164,9 @@ def is_binary(path: Path, kind: Kind | None = None) -> bool:
         return False
     with _open(path) as file:
         try:
-            return b"\0" in formats.unpacked(file, str(path)).read(BINARY_PROBE_BYTES)
+            return b"\0" in formats.unpacked_file(file, str(path)).read(BINARY_PROBE_BYTES)
         except compression.broken() as error:
-            raise formats.damaged(str(path), error) from None
+            raise formats.damaged_file(str(path), error) from None
 
 
 def _open(path: Path) -> Any:
@@ -184,7 +184,7 @@ def hash_file(path: Path, name: str, text_key: str) -> SourceFile:
     return SourceFile(path, name, num_bytes, digest, text_key, blocks=blocks)
 
 
-def all_rows(files: list[SourceFile]) -> Iterator[Row]:
+def all_source_rows(files: list[SourceFile]) -> Iterator[Row]:
     """Every row, empty and bad ones too. Raises UserError for a file that cannot be read, or changed."""
     for file in files:
         known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape, file.span
@@ -204,7 +204,7 @@ class ListedTexts:
 
     def __call__(self) -> Iterator[str]:
         """Every text that is not empty. Raises UserError, also for a row that is no text."""
-        return filter(None, raised(all_rows(list(self.files))))
+        return filter(None, raised(all_source_rows(list(self.files))))
 
 
 CHUNKING: Final = formats.CHUNK_BLOCKS

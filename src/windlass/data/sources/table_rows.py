@@ -9,7 +9,7 @@ from typing import IO, Any, Final, Literal
 
 from windlass.data.sources.bad_rows import BadRow, Row, attempted
 from windlass.data.sources.row_shapes import BESIDE
-from windlass.data.sources.row_text import Form, no_column, text_of
+from windlass.data.sources.row_text import Form, document_text, no_column
 from windlass.errors import UserError
 
 Table = Literal["parquet", "arrow"]
@@ -136,7 +136,7 @@ def _text_of_row(row: dict[str, Any] | UnicodeDecodeError, where: str, form: For
     if isinstance(row, UnicodeDecodeError):
         given = f"{where} holds text that is not UTF-8: byte 0x{row.object[row.start]:02x}"
         raise BadRow("not UTF-8", given, "text is read as UTF-8", "write the file again with a text column")
-    return text_of(row, where, "column", form, rule)
+    return document_text(row, where, "column", form, rule)
 
 
 def _is_of_arrow(error: OSError) -> bool:

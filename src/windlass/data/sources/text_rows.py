@@ -16,7 +16,7 @@ from itertools import chain
 from typing import IO, Any, Final
 
 from windlass.data.sources.bad_rows import BadRow, Row, attempted
-from windlass.data.sources.row_text import OF_ROWS, Form, decode_line, line_in_utf8, no_column, text_of
+from windlass.data.sources.row_text import OF_ROWS, Form, decode_line, document_text, line_in_utf8, no_column
 from windlass.errors import UserError
 from windlass.units import MIB
 
@@ -24,7 +24,7 @@ AT_ONCE: Final = 256 << 10  # bytes of an array
 BLANK: Final = " \t\r\n"
 
 
-def check_size(num_bytes: int, where: str, max_row_bytes: int) -> None:
+def check_row_size(num_bytes: int, where: str, max_row_bytes: int) -> None:
     if num_bytes > max_row_bytes:
         given = f"{where} is a row of more than {max_row_bytes // MIB} MiB"
         rule = "a row (a line of JSON, a whole text file) is read into memory, up to `max_row_mib` of its source"
@@ -68,7 +68,7 @@ def _rows_of_lines(
     if end is not None and offset >= end:
         return
     for number, line in enumerate(lines, first):
-        check_size(len(line), f"{where}:{number}", max_row_bytes)
+        check_row_size(len(line), f"{where}:{number}", max_row_bytes)
         end_of_line = offset + len(line)
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         row = attempted(_text_of_line, line, where, number, form, end_of_line - len(line))
@@ -96,7 +96,7 @@ def _text_of_value(value: Any, where: str, form: Form, rule: str) -> str:
     if not isinstance(value, dict):
         given = f"{where} is {type(value).__name__}, not an object"
         raise BadRow("wrong type", given, rule, "fix or remove it")
-    return text_of(value, where, "key", form, rule)
+    return document_text(value, where, "key", form, rule)
 
 
 def json_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int) -> Iterator[Row]:
@@ -114,7 +114,7 @@ def json_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int) -> 
         yield from _rows_of_lines(chain(held, lines), where, form, max_row_bytes)
     else:
         whole = b"".join([*held, stream.read(max_row_bytes + 1)])
-        check_size(len(whole), where, max_row_bytes)
+        check_row_size(len(whole), where, max_row_bytes)
         try:
             value = json.loads(whole.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -194,7 +194,7 @@ class _Text:
                     self._at = end
                     return value
             except (ValueError, RecursionError) as error:
-                check_size(len(self._held) - self._at, f"{where} is not JSON, or", self._max_row_bytes)
+                check_row_size(len(self._held) - self._at, f"{where} is not JSON, or", self._max_row_bytes)
                 if isinstance(error, RecursionError) or not self._more():
                     raise _not_json(where, error) from None
 
@@ -245,4 +245,4 @@ def _text_of_cells(cells: list[str], names: list[str], path: str, number: int, f
     except UnicodeEncodeError as error:
         given = f"{where} is not UTF-8: byte 0x{ord(error.object[error.start]) & 0xFF:02x}"
         raise BadRow("not UTF-8", given, "text is read as UTF-8", line_in_utf8(path)) from None
-    return text_of(dict(zip(names, cells)), where, "column", form, rule)
+    return document_text(dict(zip(names, cells)), where, "column", form, rule)

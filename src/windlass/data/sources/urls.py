@@ -19,7 +19,7 @@ import xxhash
 
 from windlass.data.sources.bad_rows import Row
 from windlass.data.sources.formats import read_rows
-from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
+from windlass.data.sources.source_files import SourceFile, all_source_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
 from windlass.object_store import EXTRAS
 from windlass.safe_text import HIDDEN, redacted, without_values
@@ -128,7 +128,7 @@ def url_rows(files: list[SourceFile]) -> Iterator[Row]:
 
     for file in files:
         if not is_remote(file):
-            yield from all_rows([file])
+            yield from all_source_rows([file])
             continue
         url = str(file.path)
         system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]

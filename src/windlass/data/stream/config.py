@@ -73,7 +73,7 @@ class StageConfig(Settings):
             yield ValueError("all `weights` are 0; a stage reads at least one source")
 
 
-def stage_errors(
+def mixture_stage_errors(
     stages: Sequence[StageConfig], weights: Sequence[float | None], labels: Sequence[str], tokens_per_sample: int
 ) -> Iterator[ValueError]:
     """What is wrong with `stages` beside sources with these labels and, wrongly, weights of their own."""

@@ -80,7 +80,7 @@ def evaluation_set(
     reader = Reader(Path(source) if isinstance(source, str) else source)
     num_samples = min(-(-num_sequences // sequences), reader.num_samples)
     order_N, source_N = dealt(reader.shard_samples, source_shards, num_samples)
-    rows_N2 = all_rows(reader)[order_N]
+    rows_N2 = all_sample_rows(reader)[order_N]
     sequence_length = len(reader.read(0, 0)[0]) // sequences - 1
     everywhere = [rows_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
     all_batches = (collate(reader, rows, len(rows), sequence_length, borders, sequences) for rows in everywhere)
@@ -132,13 +132,13 @@ def batches_in_order(
 ) -> Iterator[tuple[int, int, Batch]]:
     """(first sample, how many, their batch of `at_once` samples), of this rank's share of the samples `numbers_N`: as many on
     every rank, the last ones perhaps of no sample."""
-    rows_N2, num_samples = all_rows(reader)[numbers_N], len(numbers_N)
+    rows_N2, num_samples = all_sample_rows(reader)[numbers_N], len(numbers_N)
     for at in range(batch_rank * at_once, _round_up(num_samples, at_once * batch_ranks), at_once * batch_ranks):
         piece = rows_N2[at : at + at_once]
         yield min(at, num_samples), len(piece), collate(reader, piece, at_once, sequence_length, borders, sequences)
 
 
-def all_rows(reader: Reader) -> np.ndarray:
+def all_sample_rows(reader: Reader) -> np.ndarray:
     """[samples, 2]: shard and row of every sample, in the order of the shards."""
     return np.array(
         [(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)], np.int64

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     start: int
     end: int
     shards: str
-    """`fingerprint` of the shards."""
+    """`shards_fingerprint` of them."""
     seed: int
     shuffle_window: int
     source_shards: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Span(NamedTuple):
     """Whether these are all that there are."""
 
 
-def fingerprint(shards: Iterable[Shard]) -> str:
+def shards_fingerprint(shards: Iterable[Shard]) -> str:
     """xxh3-128 of the hashes and sample counts of all shards, in their order."""
     facts = [(shard.raw.algorithm, shard.raw.digest, shard.num_samples) for shard in shards]
     return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
@@ -66,7 +66,7 @@ def fingerprint(shards: Iterable[Shard]) -> str:
 def chain(shards: Iterable[Shard], before: str = "") -> str:
     """The same, one shard behind the other, each with the hash of those `before`: what vouches for shards that become more."""
     for shard in shards:
-        before = xxhash.xxh3_128_hexdigest(before.encode() + fingerprint([shard]).encode())
+        before = xxhash.xxh3_128_hexdigest(before.encode() + shards_fingerprint([shard]).encode())
     return before
 
 
@@ -132,7 +132,7 @@ def samples_before(entry: Mapping[str, Any], end: int, num_samples: int, shards:
         return []
     span = _span({**entry, "samples_consumed": end - num_samples}, end, dict(entry.get("left_out", ())))
     try:
-        return [f"{shard}/{row}" for shard, row in samples([span], shards)]
+        return [f"{shard}/{row}" for shard, row in consumed_samples([span], shards)]
     except UserError:  # this explains what has happened: it must not end the run
         return []
 
@@ -163,13 +163,13 @@ def _check_joint(following: Mapping[str, Any] | None, end: int, step: int) -> No
         )
 
 
-def samples(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+def consumed_samples(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
     """(shard, row) of every sample consumed, in order. Raises UserError when `shards` are not those of the run."""
     return (row for row, is_lost in _rows(found, shards) if not is_lost)
 
 
 def lost(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
-    """(shard, row) of every sample whose turn came while its shard was left out, in order. Raises as `samples`."""
+    """(shard, row) of every sample whose turn came while its shard was left out, in order. Raises as `consumed_samples`."""
     return (row for row, is_lost in _rows(found, shards) if is_lost)
 
 
@@ -177,7 +177,7 @@ def _rows(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tupl
     for span in found:
         own = shards if span.num_shards is None else shards[: span.num_shards]
         counts = [shard.num_samples for shard in own]
-        here = fingerprint(own) if span.num_shards is None else chain(own)
+        here = shards_fingerprint(own) if span.num_shards is None else chain(own)
         if span.shards != here:
             given = f"the run consumed samples {span.start} to {span.end} from shards {span.shards}, these are {here}"
             raise UserError(given, "samples are proved with the very shards that were read", "give the run's own data")

@@ -32,7 +32,7 @@ from windlass.data.batch_fields import Batch
 from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import Event
 from windlass.data.stream.collate import MakeBatch
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.errors import Unavailable
 
 BATCHES_AHEAD: Final = 2  # global batches read ahead; one would do, the second hides the opening of a shard
@@ -166,7 +166,7 @@ class Loader:
     def entry(self) -> dict[str, Any]:
         """What a start or resume writes under `data` in the run's events."""
         return {
-            "shards": fingerprint(self.shards),
+            "shards": shards_fingerprint(self.shards),
             **self._order.facts(),
             "samples_consumed": self.consumed,
             "samples_per_step": self._cut.global_batch,

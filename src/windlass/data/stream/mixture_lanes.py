@@ -148,7 +148,7 @@ class MixedLanes:
         return rows_N2
 
 
-def spread(taken_K: np.ndarray, lanes: int) -> list[list[int]]:
+def spread_over_lanes(taken_K: np.ndarray, lanes: int) -> list[list[int]]:
     """What each lane has had of each source, where only the sums are known: [J][K]."""
     found: list[list[int]] = np.diff(np.arange(lanes + 1)[:, None] * taken_K // lanes, axis=0).tolist()
     return found

@@ -15,10 +15,10 @@ from windlass.data.prepare.prepare import other_stream
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.growing_stream import WrittenOrder
 from windlass.data.stream.lane_order import LaneOrder
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.data.stream.loader import BatchCut, StreamOrder
 from windlass.data.stream.mixture import Mixture
-from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread
+from windlass.data.stream.mixture_lanes import LaneShares, MixedLanes, spread_over_lanes
 from windlass.data.stream.mixture_shares import Shares, Stage
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -66,7 +66,7 @@ def _mixed(opening: Opening, reader: Reader) -> StreamOrder:
     config, samples, window = opening.config, reader.shard_samples, opening.config.shuffle_window
     source_shards = opening.prepared.sets["train"].source_shards
     ends = np.cumsum(source_shards).tolist()
-    digests = [fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
+    digests = [shards_fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
     if config.order.lanes > 1:
         _check_lanes(config, reader, source_shards)
         of_lanes = _lane_shares(opening, digests)
@@ -136,7 +136,7 @@ def _lane_shares(opening: Opening, digests: Sequence[str]) -> LaneShares:
     if are_changed:
         _log_change(opening, position, given_JK.sum(0).tolist())
     if are_other_lanes:
-        return LaneShares(now.from_(position), lanes, block, spread(given_JK.sum(0), lanes))
+        return LaneShares(now.from_(position), lanes, block, spread_over_lanes(given_JK.sum(0), lanes))
     return LaneShares(now.from_(position), lanes, kept_block, given_JK.tolist())
 
 

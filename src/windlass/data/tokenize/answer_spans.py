@@ -242,7 +242,7 @@ def behind_cue(cue: str, ids: list[int], span: slice, decode: Callable[[list[int
     return at
 
 
-def borders_of(is_inside_N: np.ndarray) -> list[list[int]]:
+def runs_of_true(is_inside_N: np.ndarray) -> list[list[int]]:
     """Start and end of each run of True."""
     found: list[list[int]] = np.flatnonzero(np.diff(is_inside_N, prepend=False, append=False)).reshape(-1, 2).tolist()
     return found
@@ -251,7 +251,7 @@ def borders_of(is_inside_N: np.ndarray) -> list[list[int]]:
 def up_to_turn_ends(is_answer_N: np.ndarray, is_special_N: np.ndarray) -> np.ndarray:
     """The mask without the ids after the last special token of each answer: the template wrote them, not the assistant."""
     is_learned_N = is_answer_N.copy()
-    for start, end in borders_of(is_answer_N):
+    for start, end in runs_of_true(is_answer_N):
         ends = np.flatnonzero(is_special_N[start:end])
         if len(ends):
             is_learned_N[start + ends[-1] + 1 : end] = False

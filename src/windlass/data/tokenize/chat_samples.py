@@ -14,7 +14,7 @@ import numpy as np
 
 from windlass.data.packing import WHOLE
 from windlass.data.sources.chat_rows import ASSISTANT, is_learned, reasoning_apart
-from windlass.data.tokenize.answer_spans import borders_of
+from windlass.data.tokenize.answer_spans import runs_of_true
 from windlass.data.tokenize.chat_template import Encoded, Messages, NotFound, Template, Tools, without_weights
 from windlass.errors import UserError
 
@@ -28,7 +28,7 @@ class Rendered(NamedTuple):
     """How much each id weighs; None where all weigh 100."""
 
 
-def samples(template: Template, messages: Messages, where: str, tools: Tools = None) -> list[Rendered]:
+def conversation_samples(template: Template, messages: Messages, where: str, tools: Tools = None) -> list[Rendered]:
     """The conversation as one sample; or, where an answer's context in it is not what inference would give, one sample of each
     answer that is learned, with the messages before it. Raises UserError as `encode` does."""
     learned = [number for number, message in enumerate(messages) if is_learned(message)]
@@ -46,7 +46,7 @@ def percent(found: Encoded, answers: Messages, where: str) -> np.ndarray | None:
     percents = np.array([round(100 * answer.get("weight", 1)) for answer in answers], np.uint8)
     if (percents == WHOLE).all():
         return None
-    spans, end = borders_of(found.is_learned_N), len(found.ids_N)
+    spans, end = runs_of_true(found.is_learned_N), len(found.ids_N)
     if spans[-1] == [
         end - 1,
         end,
@@ -102,7 +102,9 @@ def _behind_thought(cued: str, written: str, reasoning: str) -> str | None:
     return f"{begin}{reasoning}\n{THOUGHT_END}\n\n{answer}"
 
 
-def words(template: Template, messages: Messages, ids_N: np.ndarray, where: str, tools: Tools = None) -> np.ndarray:
+def message_words(
+    template: Template, messages: Messages, ids_N: np.ndarray, where: str, tools: Tools = None
+) -> np.ndarray:
     """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
     None is where the template writes such words otherwise than they were given.
 

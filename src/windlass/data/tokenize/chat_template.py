@@ -28,17 +28,17 @@ from windlass.data.sources.chat_rows import (
     ASSISTANT,
     check_message,
     is_learned,
-    names_of,
+    tool_names,
     unwritten_fields,
 )
 from windlass.data.tokenize.answer_spans import (
     AnswerFinder,
     Span,
     behind_cue,
-    borders_of,
     check_answers,
     check_marks,
     common_begin,
+    runs_of_true,
     up_to_turn_ends,
     with_mark,
 )
@@ -173,7 +173,7 @@ class Template:
         marks = {number: f"zq{number}qz" for number in others}
         marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
         written = self.render(marked, where, tools=tools).lower() if marks else ""
-        lost = next((name for name in names_of(tools or []) if name not in text), None)
+        lost = next((name for name in tool_names(tools or []) if name not in text), None)
         if lost is not None:
             given = f"{where}: the chat template leaves out the tool {lost!r}, which the row declares"
             rule = "an answer is learned behind all that was said before it"
@@ -195,7 +195,7 @@ class Template:
         )
         ids, is_answer_N = list(found["input_ids"]), np.array(found["assistant_masks"], bool)
         ids_N = np.array(ids, np.int32)
-        spans = [slice(start, end) for start, end in borders_of(is_answer_N)]
+        spans = [slice(start, end) for start, end in runs_of_true(is_answer_N)]
         is_wanted = [one for one, message in zip(wanted, messages) if message["role"] == ASSISTANT]
         if len(spans) != len(is_wanted):
             if not all(is_wanted):

@@ -13,7 +13,7 @@ import numpy as np
 
 from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.chat_rows import parsed
-from windlass.data.tokenize.chat_samples import samples, words
+from windlass.data.tokenize.chat_samples import conversation_samples, message_words
 from windlass.data.tokenize.chat_template import Template, without_weights
 from windlass.data.tokenize.flags import flagged
 from windlass.data.tokenize.pool import COMPARED_EVERY, Workers
@@ -95,21 +95,23 @@ class RowEncoder:
         (messages, tools), cut_above = parsed(text), self._settings.cut_above
         where = f"{where} ({messages[0]['content'][:40]!r})"
         found = []
-        for said, (ids_N, is_learned_N, unwritten), percent_N in samples(self._template, messages, where, tools):
+        for said, (ids_N, is_learned_N, unwritten), percent_N in conversation_samples(
+            self._template, messages, where, tools
+        ):
             is_long = cut_above is not None and len(ids_N) > cut_above
-            is_words_N = words(self._template, said, ids_N, where, tools) & ~is_learned_N if is_long else None
+            is_words_N = message_words(self._template, said, ids_N, where, tools) & ~is_learned_N if is_long else None
             found.append(flagged(ids_N, is_learned_N, self._eos_id, unwritten, is_words_N, percent_N))
         return found
 
 
-def num_workers(num_bytes: int, num_cores: int) -> int:
+def num_row_workers(num_bytes: int, num_cores: int) -> int:
     """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
     return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
 
 
-def batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:
+def row_batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:
     """`first`: the number of the first text; it names those that know no place."""
     batch: list[Named] = []
     num_chars = 0
@@ -130,9 +132,9 @@ def encode_rows(
 
     num_bytes: about how much text there is; decides how many workers to start. Raises UserError.
     """
-    count = num_workers(num_bytes, num_cores)
+    count = num_row_workers(num_bytes, num_cores)
     if count == 0:
-        yield from map(RowEncoder(settings), batches(texts))
+        yield from map(RowEncoder(settings), row_batches(texts))
         return
     with Workers(count, RowEncoder, settings) as workers:
-        yield from workers.map(batches(texts))
+        yield from workers.map(row_batches(texts))

@@ -17,7 +17,7 @@ import numpy as np
 
 from windlass.data.sources.config import TooLong
 from windlass.data.tokenize.flags import UNWRITTEN_BITS, WORDS
-from windlass.data.tokenize.preferences import rows_of
+from windlass.data.tokenize.preferences import chosen_and_rejected
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.errors import UserError
 
@@ -58,7 +58,7 @@ class Fitting:
 
     def _fitted(self, document: np.ndarray) -> np.ndarray | None:
         self.num_documents += 1
-        needed = len(document) if self._format == "chat" else max(map(len, rows_of(document)))
+        needed = len(document) if self._format == "chat" else max(map(len, chosen_and_rejected(document)))
         kept: np.ndarray | None = document
         if needed > self._length and self._too_long == "cut-prompt":
             needed, kept = _least(document), cut_prompts(document, self._length)

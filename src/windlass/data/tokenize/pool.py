@@ -46,7 +46,7 @@ Task = Any
 """Is called with a dictionary, in which it may keep what later tasks of the same process need too."""
 
 
-def pieces(text: str, behind: int = ENDS) -> Iterator[Piece]:
+def document_pieces(text: str, behind: int = ENDS) -> Iterator[Piece]:
     """Cuts a document into pieces of at most PIECE_CHARS; together they are the document."""
     start = 0
     while len(text) - start > PIECE_CHARS:
@@ -60,10 +60,10 @@ def pieces(text: str, behind: int = ENDS) -> Iterator[Piece]:
 
 def _parts(text: str, middles: Middles | None) -> Iterator[Piece]:
     for part, behind in [(text, None)] if middles is None else middles.parts(text):
-        yield from pieces(part, ENDS if behind is None else behind)
+        yield from document_pieces(part, ENDS if behind is None else behind)
 
 
-def batches(
+def piece_batches(
     texts: Iterable[str], batch_chars: int | None = None, middles: Middles | None = None
 ) -> Iterator[list[Piece]]:
     """`middles`: fill_in_middle.py's, of some of the documents."""
@@ -130,7 +130,7 @@ class Encoder:
             )
 
 
-def serve() -> None:
+def run_worker() -> None:
     """Runs a worker: reads what makes its encoder, then batches; writes ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     source, sink = sys.stdin.buffer, sys.stdout.buffer
@@ -224,7 +224,7 @@ class TaskRunner:
 
     def map(self, tasks: Iterable[Task], num_bytes: int) -> Iterator[Any]:
         """Their results. Raises UserError. num_bytes: about how much is to be read; decides how many workers to start."""
-        count = num_workers(num_bytes, self._num_cores)
+        count = num_text_workers(num_bytes, self._num_cores)
         if count == 0:
             yield from map(self._here, tasks)
             return
@@ -252,7 +252,7 @@ def _run_tasks() -> Encode:
     return lambda task: task(kept)
 
 
-def num_workers(num_bytes: int, num_cores: int) -> int:
+def num_text_workers(num_bytes: int, num_cores: int) -> int:
     """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
@@ -273,13 +273,13 @@ def encode(
     num_bytes: about how much text there is; decides how many workers to start. is_fast: encode with tiktoken. batch_chars: about
     how much text to encode at once, if less than BATCH_CHARS. middles: fill_in_middle.py's.
     """
-    count = num_workers(num_bytes, num_cores)
+    count = num_text_workers(num_bytes, num_cores)
     if count == 0:
-        yield from map(Encoder(tokenizer_directory, is_fast, middles), batches(texts, batch_chars, middles))
+        yield from map(Encoder(tokenizer_directory, is_fast, middles), piece_batches(texts, batch_chars, middles))
         return
     with Workers(count, Encoder, tokenizer_directory, is_fast, middles) as workers:
-        yield from workers.map(batches(texts, batch_chars, middles))
+        yield from workers.map(piece_batches(texts, batch_chars, middles))
 
 
 if __name__ == "__main__":
-    serve()
+    run_worker()

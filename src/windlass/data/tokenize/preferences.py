@@ -89,7 +89,7 @@ def _num_common(first: np.ndarray, second: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def rows_of(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def chosen_and_rejected(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chosen and rejected of one pair's ids with flags."""
     border = int(np.flatnonzero(pair & CHOSEN_END)[0]) + 1
     return pair[:border], pair[border:]
@@ -103,7 +103,7 @@ def pack_pairs(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> 
         held = np.concatenate([held, part])
         ends = np.flatnonzero(held == eos_id) + 1
         for pair in np.split(held, ends)[:-1]:
-            rows += rows_of(pair)
+            rows += chosen_and_rejected(pair)
             if len(rows) >= ROWS_AT_ONCE:
                 yield _samples(rows, eos_id, sequence_length)
                 rows = []

@@ -121,11 +121,11 @@ def keep_found(path: Path, found: Any) -> Any:
 
 def kept(directory: Path) -> Iterator[FinishedPart]:
     """The parts up to the first damaged one; that one and all later ones are deleted."""
-    for _, part in kept_files(directory):
+    for _, part in kept_part_files(directory):
         yield part
 
 
-def kept_files(directory: Path) -> Iterator[tuple[Path, FinishedPart]]:
+def kept_part_files(directory: Path) -> Iterator[tuple[Path, FinishedPart]]:
     """The same, with the file of each."""
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):

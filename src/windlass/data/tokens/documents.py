@@ -40,7 +40,7 @@ def stored_documents(
 ) -> Iterator[bytes]:
     """Every document of a source. Raises UserError, which names file and position, for an id beyond the vocabulary, a row that
     is no sample, or a file that cannot be read."""
-    stored = stored_as(config, files)
+    stored = storage_kind(config, files)
     rows = _checked(islice(_rows(config, files), *config.slice), vocabulary)
     if stored == "samples":
         yield from _samples(rows, sequence_length)
@@ -48,7 +48,7 @@ def stored_documents(
         yield from _documents((row.ids for row in rows), vocabulary.eos_id, stored == "documents")
 
 
-def stored_as(config: SourceConfig, files: Sequence[SourceFile]) -> Stored:
+def storage_kind(config: SourceConfig, files: Sequence[SourceFile]) -> Stored:
     """What the recipe says, or what is usual for the kind."""
     return config.stored or ("documents" if files[0].kind == "megatron" else "stream")
 

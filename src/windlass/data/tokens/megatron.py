@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from windlass.data.tokens.stored_row import StoredRow, damaged
+from windlass.data.tokens.stored_row import StoredRow, damaged_tokens
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 HEAD_BYTES: Final = len(MAGIC) + 8 + 1 + 8 + 8
@@ -35,13 +35,15 @@ def read_megatron_index(path: Path) -> MegatronIndex:
     data = path.read_bytes()
     rule = "an .idx beside a .bin is an index of Megatron-LM, version 1"
     if len(data) < HEAD_BYTES or not data.startswith(MAGIC):
-        raise damaged(path, "is no index of Megatron-LM", rule)
+        raise damaged_tokens(path, "is no index of Megatron-LM", rule)
     version, code = int.from_bytes(data[9:17], "little"), data[17]
     if version != 1 or code not in TYPES:
-        raise damaged(path, f"has version {version} and ids of type {code}", f"{rule}, of integers {sorted(TYPES)}")
+        raise damaged_tokens(
+            path, f"has version {version} and ids of type {code}", f"{rule}, of integers {sorted(TYPES)}"
+        )
     num_sequences, num_borders = (int.from_bytes(data[at : at + 8], "little") for at in (18, 26))
     if len(data) < HEAD_BYTES + 12 * num_sequences + 8 * num_borders:
-        raise damaged(path, f"is too short for {num_sequences} sequences", rule)
+        raise damaged_tokens(path, f"is too short for {num_sequences} sequences", rule)
     lengths = np.frombuffer(data, "<i4", num_sequences, HEAD_BYTES)
     offsets = np.frombuffer(data, "<i8", num_sequences, HEAD_BYTES + 4 * num_sequences)
     borders = np.frombuffer(data, "<i8", num_borders, HEAD_BYTES + 12 * num_sequences)
@@ -49,7 +51,7 @@ def read_megatron_index(path: Path) -> MegatronIndex:
         borders = np.append(borders, num_sequences)
     rises = num_borders > 0 and borders[0] == 0 and borders[-1] == num_sequences and (np.diff(borders) >= 0).all()
     if not rises or (lengths < 0).any() or (offsets < 0).any():
-        raise damaged(path, "contradicts itself", "its documents are rising ranges of all its sequences")
+        raise damaged_tokens(path, "contradicts itself", "its documents are rising ranges of all its sequences")
     return MegatronIndex(np.dtype(TYPES[code]).newbyteorder("<"), lengths, offsets, borders)
 
 
@@ -58,7 +60,7 @@ def megatron_rows(path: Path, index: MegatronIndex) -> Iterator[StoredRow]:
     width = index.dtype.itemsize
     needed = int((index.offsets + index.lengths.astype(np.int64) * width).max(initial=0))
     if needed > path.stat().st_size:
-        raise damaged(path, f"has {path.stat().st_size} bytes", f"its .idx promises {needed}")
+        raise damaged_tokens(path, f"has {path.stat().st_size} bytes", f"its .idx promises {needed}")
     with open(path, "rb") as file:
         for number, (first, end) in enumerate(zip(index.borders[:-1].tolist(), index.borders[1:].tolist())):
             parts = []

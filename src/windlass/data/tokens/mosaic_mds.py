@@ -17,7 +17,7 @@ import numpy as np
 
 from windlass.data.shards.index import COMPRESSIONS, HASHES, INDEX_NAME
 from windlass.data.sources import compression
-from windlass.data.tokens.stored_row import StoredRow, damaged
+from windlass.data.tokens.stored_row import StoredRow, damaged_tokens
 from windlass.errors import UserError
 
 COLUMNS: Final = ("tokens", "input_ids")  # where the recipe names none
@@ -45,13 +45,13 @@ def read_mosaic_index(path: Path) -> list[MosaicShard]:
         listed = json.loads(path.read_bytes())["shards"]
         shards = [_shard(entry) for entry in listed]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise damaged(path, f"cannot be read as an index of MDS: {error!r}", LIST_RULE) from None
+        raise damaged_tokens(path, f"cannot be read as an index of MDS: {error!r}", LIST_RULE) from None
     for shard in shards:
         if shard.file in ("", ".", "..", INDEX_NAME) or "/" in shard.file or "\0" in shard.file:
-            raise damaged(path, f"names the file {shard.file!r}", "a shard is directly beside its index.json")
+            raise damaged_tokens(path, f"names the file {shard.file!r}", "a shard is directly beside its index.json")
         if shard.compression not in (None, *COMPRESSIONS):
             rule = f"shards are plain, or compressed with {' or '.join(COMPRESSIONS)}"
-            raise damaged(path, f"has shards compressed with {shard.compression}", rule)
+            raise damaged_tokens(path, f"has shards compressed with {shard.compression}", rule)
     return shards
 
 
@@ -76,7 +76,7 @@ def _shard(entry: dict[str, Any]) -> MosaicShard:
 def verify_shard(path: Path, shard: MosaicShard) -> None:
     """Raises UserError where the file has another size than its index promises, or another hash, where that has one."""
     if path.stat().st_size != shard.file_bytes:
-        raise damaged(path, f"has {path.stat().st_size} bytes", f"{INDEX_NAME} promises {shard.file_bytes}")
+        raise damaged_tokens(path, f"has {path.stat().st_size} bytes", f"{INDEX_NAME} promises {shard.file_bytes}")
     for name in HASHES:
         if name in shard.hashes:
             digest = HASHES[name]()
@@ -85,7 +85,7 @@ def verify_shard(path: Path, shard: MosaicShard) -> None:
                     digest.update(chunk)
             if digest.hexdigest() != shard.hashes[name]:
                 given = f"has the hash {name} {digest.hexdigest()}"
-                raise damaged(path, given, f"{INDEX_NAME} promises {name} {shard.hashes[name]}")
+                raise damaged_tokens(path, given, f"{INDEX_NAME} promises {name} {shard.hashes[name]}")
             return
 
 
@@ -110,26 +110,26 @@ def mosaic_rows(path: Path, shard: MosaicShard, column: str | None, id_type: str
     with open(path, "rb") as file:
         data = _unpacked(file, path, shard)
     if len(data) != shard.raw_bytes or len(data) < 4:
-        raise damaged(path, f"holds {len(data)} bytes, unpacked", f"{INDEX_NAME} promises {shard.raw_bytes}")
+        raise damaged_tokens(path, f"holds {len(data)} bytes, unpacked", f"{INDEX_NAME} promises {shard.raw_bytes}")
     count = int(np.frombuffer(data, "<u4", 1)[0])
     if count != shard.num_samples or len(data) < 8 + 4 * count:
-        raise damaged(path, f"holds {count} samples", f"{INDEX_NAME} promises {shard.num_samples}")
+        raise damaged_tokens(path, f"holds {count} samples", f"{INDEX_NAME} promises {shard.num_samples}")
     offsets = np.frombuffer(data, "<u4", count + 1, 4).tolist()
     for row, (begin, end) in enumerate(pairwise(offsets)):
         where = f"{path}, row {row},"
         if not 8 + 4 * count <= begin <= end - 4 * len(sized) <= len(data) - 4 * len(sized):
-            raise damaged(path, f"has row {row} outside of it", "rows follow one another")
+            raise damaged_tokens(path, f"has row {row} outside of it", "rows follow one another")
         sizes = dict(zip(sized, np.frombuffer(data, "<u4", len(sized), begin).tolist()))
         widths = [size if size is not None else sizes[one] for one, (_, size) in shard.columns.items()]
         first = begin + 4 * len(sized) + sum(widths[: len(before)])
         value = data[first : first + widths[len(before)]]
         if len(value) != widths[len(before)] or first + len(value) > end:
-            raise damaged(path, f"has row {row} that is shorter than it says", "a row holds all its columns")
+            raise damaged_tokens(path, f"has row {row} that is shorter than it says", "a row holds all its columns")
         if encoding.startswith("ndarray") and fixed is None:
             head = 1 + (value[0] >> 2) * (1 << (value[0] & 3)) if value else 0
             value = value[head:]
         if len(value) % dtype.itemsize:
-            raise damaged(path, f"has row {row} of {len(value)} bytes", f"a row is whole ids of {dtype.name}")
+            raise damaged_tokens(path, f"has row {row} of {len(value)} bytes", f"a row is whole ids of {dtype.name}")
         yield StoredRow(np.frombuffer(value, dtype), where)
 
 
@@ -140,7 +140,7 @@ def _type_of(path: Path, name: str, encoding: str, id_type: str | None) -> np.dt
         return np.dtype(id_type or "int64").newbyteorder("<")  # LLM Foundry's own default
     if kind != "ndarray" or said not in TYPES:
         rule = f"ids are bytes, or an ndarray of {', '.join(TYPES)}"
-        raise damaged(path, f"has the column {name} as {encoding}", rule)
+        raise damaged_tokens(path, f"has the column {name} as {encoding}", rule)
     if id_type not in (None, said):
         given = f"`id_type: {id_type}` with the column {name} of {path}, which is {encoding}"
         raise UserError(given, "an ndarray says how wide an id is", "leave `id_type` out")
@@ -153,6 +153,8 @@ def _unpacked(file: IO[bytes], path: Path, shard: MosaicShard) -> bytes:
         return file.read(shard.raw_bytes + 1)
     name = f"{path}.{'zst' if shard.compression == 'zstd' else 'gz'}"
     try:
-        return compression.unpacked(file, name, str(path)).read(shard.raw_bytes + 1)
+        return compression.unpacked_stream(file, name, str(path)).read(shard.raw_bytes + 1)
     except compression.broken() as error:
-        raise damaged(path, f"cannot be unpacked: {error}", f"{INDEX_NAME} calls it {shard.compression}") from None
+        raise damaged_tokens(
+            path, f"cannot be unpacked: {error}", f"{INDEX_NAME} calls it {shard.compression}"
+        ) from None

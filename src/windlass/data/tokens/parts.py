@@ -16,7 +16,7 @@ from windlass.data.tokenize.flags import ID_BITS, INNER
 from windlass.data.tokenize.resume import PART_TOKENS, FinishedPart
 
 
-def parts_of(
+def token_parts(
     documents: Iterable[bytes], eos_id: int, bytes_V: np.ndarray, part_tokens: int | None, is_samples: bool
 ) -> Iterator[FinishedPart]:
     """Parts of at least `part_tokens` ids (PART_TOKENS if None), whole documents each. Nothing is kept of them: reading them

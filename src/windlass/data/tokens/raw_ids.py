@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from windlass.data.tokens.stored_row import StoredRow, damaged
+from windlass.data.tokens.stored_row import StoredRow, damaged_tokens
 from windlass.errors import UserError
 
 HEADER_BYTES: Final = 1024
@@ -32,9 +32,9 @@ def raw_rows(path: Path, id_type: str | None) -> Iterator[StoredRow]:
         dtype = np.dtype(found).newbyteorder("<")
         num_ids, rest = divmod(path.stat().st_size - begin, dtype.itemsize)
         if rest:
-            raise damaged(path, f"has {rest} bytes behind {num_ids} ids of {found}", "a raw file is whole ids")
+            raise damaged_tokens(path, f"has {rest} bytes behind {num_ids} ids of {found}", "a raw file is whole ids")
         if begin and int(head[2]) != num_ids:
-            raise damaged(path, f"holds {num_ids} ids", f"its header promises {int(head[2])}")
+            raise damaged_tokens(path, f"holds {num_ids} ids", f"its header promises {int(head[2])}")
         file.seek(begin)
         for first in range(0, num_ids, IDS_AT_ONCE):
             yield StoredRow(np.frombuffer(file.read(IDS_AT_ONCE * dtype.itemsize), dtype), str(path), first)
@@ -44,7 +44,7 @@ def _type_of(path: Path, head: np.ndarray, id_type: str | None) -> str:
     found = HEADERS.get((int(head[0]), int(head[1])))
     known = ", ".join(f"{magic} with version {version}" for magic, version in HEADERS)
     if found is None:
-        raise damaged(path, f"has llm.c's header of version {int(head[1])}", f"headers that are read: {known}")
+        raise damaged_tokens(path, f"has llm.c's header of version {int(head[1])}", f"headers that are read: {known}")
     if id_type not in (None, found):
         given = f"`id_type: {id_type}` with {path}, whose header says {found}"
         raise UserError(given, "a header says how wide an id is", "leave `id_type` out")

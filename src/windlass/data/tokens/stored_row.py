@@ -16,5 +16,5 @@ class StoredRow(NamedTuple):
     first: int = 0
 
 
-def damaged(path: Path, what: str, rule: str) -> UserError:
+def damaged_tokens(path: Path, what: str, rule: str) -> UserError:
     return UserError(f"{path} {what}", rule, "write or copy it again; or name other files in `path`")

@@ -18,7 +18,7 @@ from windlass.data.sources.source_files import SourceFile, files_below
 from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, vocab_size_of
 from windlass.data.tokens.documents import IdVocabulary
 from windlass.data.tokens.mosaic_mds import read_mosaic_index, verify_shard
-from windlass.data.tokens.stored_row import damaged
+from windlass.data.tokens.stored_row import damaged_tokens
 from windlass.errors import AbsentSource, UserError
 
 RULE: Final = (
@@ -42,7 +42,7 @@ def scan_tokens(source: SourceConfig, hashes: KnownHashes) -> list[SourceFile]:
         shards = {one.file: one for one in read_mosaic_index(path)} if path.name == INDEX_NAME else {}
         for file in (path, *(path.parent / one for one in shards)):
             if not file.is_file():
-                raise damaged(file, "is missing", f"{path} lists it")
+                raise damaged_tokens(file, "is missing", f"{path} lists it")
             if file.name in shards and not hashes.is_known(file):
                 verify_shard(file, shards[file.name])
             beside = name.with_name(file.name).as_posix()
@@ -50,7 +50,7 @@ def scan_tokens(source: SourceConfig, hashes: KnownHashes) -> list[SourceFile]:
     return files
 
 
-def vocabulary_of(config: TokenizerConfig, loaded: list[Path], source: SourceConfig) -> IdVocabulary:
+def id_vocabulary(config: TokenizerConfig, loaded: list[Path], source: SourceConfig) -> IdVocabulary:
     """What the ids of `source` mean. `loaded`: the tokenizer's files. Raises UserError where none is named."""
     if config.from_ is None:
         given = f"`format: tokens` of {source.label} with `tokenizer: {{train: {config.train}}}`"

@@ -30,20 +30,20 @@ def attend_causal(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, offset: int, w
     windowed = window is not None and window < num_keys
     if offset == 0 and not windowed:
         return attention(q_BHTK, k_BGSK, v_BGSK, is_causal=True, enable_gqa=grouped)
-    k_BHSK, v_BHSK = spread(k_BGSK, q_BHTK.shape[1]), spread(v_BGSK, q_BHTK.shape[1])
+    k_BHSK, v_BHSK = repeat_heads(k_BGSK, q_BHTK.shape[1]), repeat_heads(v_BGSK, q_BHTK.shape[1])
     outs = []
-    for queries, keys in pieces(num_queries, offset, window if windowed else None):
+    for queries, keys in query_pieces(num_queries, offset, window if windowed else None):
         seen_PS = sees(queries, keys, offset, window, q_BHTK.device)
         outs.append(attention(q_BHTK[:, :, queries], k_BHSK[:, :, keys], v_BHSK[:, :, keys], attn_mask=seen_PS))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
 
-def spread(x_BGSK: Tensor, num_heads: int) -> Tensor:
+def repeat_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
     """Key or value heads repeated for their query heads, for kernels that know no groups -> [B, H, S, K]."""
     return x_BGSK.repeat_interleave(num_heads // x_BGSK.shape[1], 1)
 
 
-def pieces(num_queries: int, offset: int, window: int | None) -> Iterator[tuple[slice, slice]]:
+def query_pieces(num_queries: int, offset: int, window: int | None) -> Iterator[tuple[slice, slice]]:
     """Queries `window` at a time, each time with the keys that one of them sees; without a window as many as keep a mask of
     MASK_ELEMENTS."""
     size = max(1, MASK_ELEMENTS // (offset + num_queries)) if window is None else window

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from windlass.model.attention.causal import pieces, sees, spread
+from windlass.model.attention.causal import query_pieces, repeat_heads, sees
 
 TAKES_GROUPS: Final = torch.__version__ >= "2.13"  # varlen_attn of torch 2.11 has no enable_gqa
 
@@ -95,7 +95,7 @@ def _attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents: Do
     if TAKES_GROUPS:
         options["enable_gqa"] = heads != k_NGK.shape[1]
     else:
-        k_NGK, v_NGK = spread(k_NGK, heads), spread(v_NGK, heads)
+        k_NGK, v_NGK = repeat_heads(k_NGK, heads), repeat_heads(v_NGK, heads)
     bounds = (documents.bounds_N, documents.key_bounds_N)
     out_NHK = varlen_attn(q_NHK, k_NGK, v_NGK, *bounds, queries, length, **options)
     assert isinstance(out_NHK, Tensor)
@@ -110,7 +110,7 @@ def flash_by_document(
     out_BHTK, sums_BHT = _results(q_BHTK)
     for rows, queries, keys, mask in _cut(q_BHTK, k_BGTK, starts_BM, window):
         q_1HPK = q_BHTK[rows, :, queries]
-        k_1HSK, v_1HSK = (spread(x[rows, :, keys], q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))
+        k_1HSK, v_1HSK = (repeat_heads(x[rows, :, keys], q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))
         out_1HPK, sums_1HP = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_1HPK, k_1HSK, v_1HSK, is_causal=mask is None, attn_mask=mask
         )
@@ -136,7 +136,7 @@ def flash_by_document_backward(
     grad_k_BGTK.zero_()  # the pieces of a window share keys: sums
     grad_v_BGTK.zero_()
     for rows, queries, keys, mask in _cut(q_BHTK, k_BGTK, starts_BM, window):
-        k_1HSK, v_1HSK = (spread(x[rows, :, keys], heads) for x in (k_BGTK, v_BGTK))
+        k_1HSK, v_1HSK = (repeat_heads(x[rows, :, keys], heads) for x in (k_BGTK, v_BGTK))
         part = (x[rows, :, queries] for x in (grad_BHTK, q_BHTK))
         grad_q, grad_k, grad_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *part,
@@ -170,7 +170,7 @@ def _cut(
                 yield slice(row, row + 1), _moved(slice(start, stop), -offset), slice(start, stop), None
                 continue
             before = first - start
-            for queries, keys in pieces(stop - first, before, window):
+            for queries, keys in query_pieces(stop - first, before, window):
                 seen_PS = sees(queries, keys, before, window, q_BHTK.device)
                 mask_PS = torch.zeros(seen_PS.shape, dtype=q_BHTK.dtype).masked_fill(~seen_PS, -torch.inf)
                 yield slice(row, row + 1), _moved(queries, first - offset), _moved(keys, start), mask_PS

@@ -14,7 +14,7 @@ from typing import Final
 from windlass.adapters.config import AdapterConfig
 from windlass.errors import UserError, nearest
 from windlass.model.architecture import Architecture, parameter_shapes
-from windlass.model.names import names_of, stored_as
+from windlass.model.names import hugging_face_names, stored_tensor
 from windlass.other_names.target_names import named_by
 
 A, B = "lora_A.weight", "lora_B.weight"
@@ -103,15 +103,15 @@ def frozen_base(arch: Architecture, adapter: Adapter | None) -> frozenset[str]:
 def called(arch: Architecture, adapter: Adapter | None) -> dict[str, tuple[str, ...]]:
     """Every parameter that may be trained -> the names that a user may call it by."""
     if adapter is None:
-        return names_of(arch)
-    base = names_of(arch)
+        return hugging_face_names(arch)
+    base = hugging_face_names(arch)
     names = trained_shapes(arch, adapter)
     return {name: (_factor_name(name, arch),) if is_factor(name) else base[name] for name in names}
 
 
 def _factor_name(name: str, arch: Architecture) -> str:
     module, factor, kind = name.rsplit(".", 2)
-    return f"{stored_as(f'{module}.weight', arch).name.removesuffix('.weight')}.{factor}.{kind}"
+    return f"{stored_tensor(f'{module}.weight', arch).name.removesuffix('.weight')}.{factor}.{kind}"
 
 
 def _matrices(arch: Architecture) -> list[str]:
@@ -126,7 +126,7 @@ def _is_named(module: str, targets: list[str], arch: Architecture) -> bool:
 
 def _names(module: str, arch: Architecture) -> Iterator[str]:
     yield module
-    yield stored_as(f"{module}.weight", arch).name.removesuffix(".weight")
+    yield stored_tensor(f"{module}.weight", arch).name.removesuffix(".weight")
 
 
 def _ends_with(name: str, target: str) -> bool:
@@ -171,7 +171,7 @@ def _check_rank(config: AdapterConfig, arch: Architecture, targets: list[str]) -
 
 def _also_trained(config: AdapterConfig, arch: Architecture) -> frozenset[str]:
     found = set()
-    names = names_of(arch)
+    names = hugging_face_names(arch)
     for pattern in config.also_train:
         own = [name for name, called in names.items() if any(fnmatchcase(one, pattern) for one in (name, *called))]
         if not own:

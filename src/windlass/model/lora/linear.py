@@ -22,7 +22,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.dropout import FACTORS, dropout
 from windlass.model.lora import nf4
 from windlass.model.lora.adapter import BLOCK, A, Adapter, B
-from windlass.model.names import stored_as
+from windlass.model.names import stored_tensor
 
 
 class Factor(nn.Module):
@@ -117,7 +117,7 @@ def adapt(model: nn.Module, arch: Architecture, adapter: Adapter | None) -> None
     for name, module in list(model.named_modules()):
         if not isinstance(module, Linear):
             continue
-        site = sites.setdefault(stored_as(f"{name}.weight", arch).name, FACTORS[name.rpartition(".")[2]])
+        site = sites.setdefault(stored_tensor(f"{name}.weight", arch).name, FACTORS[name.rpartition(".")[2]])
         if name in adapter.quantized:
             module.store_in_nf4()
         if name in adapter.targets:

@@ -5,7 +5,7 @@ from itertools import count
 
 from windlass.errors import UserError
 from windlass.parallel.config import Schedule
-from windlass.parallel.rules.pipeline import fits, micro_batch_errors
+from windlass.parallel.rules.pipeline import micro_batch_errors, schedule_fits
 from windlass.units import counted
 
 
@@ -32,7 +32,7 @@ def batch_errors(
     micros = [
         str(micro)
         for micro in range(per_sample, 0 if is_cut else on_each + 1, per_sample)
-        if on_each % micro == 0 and fits(schedule, pp, on_each // micro)
+        if on_each % micro == 0 and schedule_fits(schedule, pp, on_each // micro)
     ]
     remedy = f"the nearest that divide: run.tokens_per_step={' or '.join(map(str, near))}"
     if micros:
@@ -62,6 +62,6 @@ def near_batches(tokens_per_step: int, tokens_per_round: int, schedule: Schedule
     """The nearest tokens per step, below where there is one and above, that are whole micro-batches of `tokens_per_round` tokens
     over all ranks, as many as the schedule can run."""
     rounds = tokens_per_step // tokens_per_round
-    below = next((number for number in range(rounds, 0, -1) if fits(schedule, pp, number)), None)
-    above = next(number for number in count(rounds + 1) if fits(schedule, pp, number))
+    below = next((number for number in range(rounds, 0, -1) if schedule_fits(schedule, pp, number)), None)
+    above = next(number for number in count(rounds + 1) if schedule_fits(schedule, pp, number))
     return [number * tokens_per_round for number in (below, above) if number]

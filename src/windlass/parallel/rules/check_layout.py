@@ -28,7 +28,7 @@ from windlass.parallel.rules.degrees import (
 )
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, gradient_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
-from windlass.parallel.rules.pipeline import pipeline_errors, schedule_errors, split_errors, stage_errors
+from windlass.parallel.rules.pipeline import empty_stage_errors, pipeline_errors, schedule_errors, split_errors
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: 
     if others.is_nf4 and not degrees:
         yield from nf4_errors(parallel.tp, architecture)
     yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
-    yield from stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
+    yield from empty_stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
     yield from unit_errors(parallel, architecture.num_layers)
     yield from model_expert_errors(architecture, parallel, others.optimizer)
 

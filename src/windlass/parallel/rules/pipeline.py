@@ -80,7 +80,7 @@ def schedule_errors(schedule: Schedule, num_ranks: int) -> Iterator[UserError]:
         )
 
 
-def stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterator[UserError]:
+def empty_stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterator[UserError]:
     """A pipeline with a stage that would have no block."""
     per_rank = KINDS[schedule].stages_per_rank
     num_stages = num_ranks * per_rank
@@ -102,7 +102,7 @@ def micro_batch_errors(
 ) -> Iterator[UserError]:
     """Where the schedule cannot run `num_micro` micro-batches per step. `tokens_per_micro`: of one micro-batch over all ranks of
     the batch axes; `micro`: run.micro_batch, a multiple of `per_sample`."""
-    if fits(schedule, num_ranks, num_micro):
+    if schedule_fits(schedule, num_ranks, num_micro):
         return
     if schedule == "1f1b":
         rule = f"1f1b needs at least as many micro-batches as ranks in the pipeline, {num_ranks}"
@@ -112,7 +112,7 @@ def micro_batch_errors(
     remedy = f"use run.tokens_per_step={whole * tokens_per_micro}"
     sequences = num_micro * micro  # of one rank
     smaller = [m for m in range(micro - per_sample, 0, -per_sample) if sequences % m == 0]
-    fitting = [m for m in smaller if fits(schedule, num_ranks, sequences // m)]
+    fitting = [m for m in smaller if schedule_fits(schedule, num_ranks, sequences // m)]
     if fitting:
         remedy += f"; or, keeping it, run.micro_batch={fitting[0]}"
     yield UserError(
@@ -123,7 +123,7 @@ def micro_batch_errors(
     )
 
 
-def fits(schedule: Schedule, num_ranks: int, num_micro: int) -> bool:
+def schedule_fits(schedule: Schedule, num_ranks: int, num_micro: int) -> bool:
     """Whether the schedule can run `num_micro` micro-batches per step."""
     if num_ranks == 1 or schedule in ("gpipe", "zbv"):
         return True

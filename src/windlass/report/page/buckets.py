@@ -128,7 +128,7 @@ class Buckets:
             if name in self.series:
                 rows[:, :before] = self.series[name]
             if name in columns.values:
-                rows[:, before:] = merged(rows_of(columns, name), groups)
+                rows[:, before:] = merged_buckets(bucket_rows(columns, name), groups)
             self.series[name] = rows
 
     def _keep_rows(self, num: int) -> None:
@@ -142,7 +142,7 @@ class Buckets:
         if len(starts) == num:
             return
         ends = np.append(starts[1:], num)
-        self.series = {name: merged(rows, starts) for name, rows in self.series.items()}
+        self.series = {name: merged_buckets(rows, starts) for name, rows in self.series.items()}
         self.first, self.lines = self.first[starts], np.add.reduceat(self.lines, starts)
         self.last, self.tokens, self.time = self.last[ends - 1], self.tokens[ends - 1], self.time[ends - 1]
         self.last_offset = self.last_offset[ends - 1]
@@ -154,7 +154,7 @@ class Buckets:
         ]
 
 
-def rows_of(columns: Columns, name: str) -> Floats:
+def bucket_rows(columns: Columns, name: str) -> Floats:
     """One quantity as a bucket per line: [FIELDS, lines]."""
     value = columns.values[name]
     is_there = np.isfinite(value)
@@ -163,7 +163,7 @@ def rows_of(columns: Columns, name: str) -> Floats:
     return np.stack((value, value, at, at, np.where(is_there, value, 0), is_there, gaps))
 
 
-def merged(rows: Floats, starts: Starts) -> Floats:
+def merged_buckets(rows: Floats, starts: Starts) -> Floats:
     """[FIELDS, buckets] -> [FIELDS, groups]; the earliest step of an extreme counts."""
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, rows.shape[1])))
     found = np.empty((FIELDS, len(starts)))

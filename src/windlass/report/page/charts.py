@@ -152,7 +152,7 @@ def bits_rows(run: History, baselines: Baselines) -> list[tuple[str, float, bool
     return sorted(ours + others, key=lambda row: row[1]) if ours and others else []
 
 
-def scale_of(series: str) -> float:
+def chart_scale(series: str) -> float:
     """What a value is multiplied by before it is drawn."""
     return 1 / GIB if series == "memory_bytes" or series.startswith("memory_parts.") else 1.0
 

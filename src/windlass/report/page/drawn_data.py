@@ -19,8 +19,8 @@ import numpy as np
 
 from windlass.report.events import Event
 from windlass.report.page.buckets import COUNT, GAPS, HIGH, HIGH_AT, LOW, LOW_AT, MAX_BUCKETS, SUM, Buckets
-from windlass.report.page.charts import scale_of
-from windlass.report.page.history import History, spread
+from windlass.report.page.charts import chart_scale
+from windlass.report.page.history import History, evenly_spread
 from windlass.report.page.step_lines import Floats
 
 MAX_MARKS: Final = 60  # of one kind
@@ -67,7 +67,7 @@ def marks_of(history: History) -> list[list[Any]]:
         -MAX_MARKS:
     ]
     steps = sorted({event["step"] for events in history.validations.values() for event in events})
-    return found + [[step, "validation", "validation"] for step in spread(steps, MAX_MARKS)]
+    return found + [[step, "validation", "validation"] for step in evenly_spread(steps, MAX_MARKS)]
 
 
 def _lost(history: History) -> list[list[Any]]:
@@ -84,7 +84,7 @@ def _lost(history: History) -> list[list[Any]]:
 
 def _curve(buckets: Buckets, series: str, begin: int) -> dict[str, Any]:
     rows, first = buckets.series[series][:, begin:], buckets.first[begin:]
-    scale = scale_of(series)
+    scale = chart_scale(series)
     with np.errstate(invalid="ignore", divide="ignore"):
         found: dict[str, Any] = {"y": _short(rows[SUM] / rows[COUNT] * scale)}
     if (buckets.series[series][COUNT] > 1).any():
@@ -97,7 +97,7 @@ def _points(events: Sequence[Event]) -> dict[str, Any]:
     """At most MAX_BUCKETS validations of a set; the best and the worst among them."""
     if len(events) > MAX_BUCKETS:
         known = sorted((event for event in events if event["loss"] is not None), key=lambda event: event["loss"])
-        kept = spread(events, MAX_BUCKETS - 2) + known[:1] + known[-1:]
+        kept = evenly_spread(events, MAX_BUCKETS - 2) + known[:1] + known[-1:]
         events = sorted({event["step"]: event for event in kept}.values(), key=lambda event: event["step"])
     return {"step": [event["step"] for event in events], "y": _short([event["loss"] for event in events])}
 

@@ -238,7 +238,7 @@ def read_history(path: Path, most: int = MAX_BUCKETS) -> History:
     return history
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
+def evenly_spread(items: Sequence[Any], most: int) -> list[Any]:
     """At most `most` of the items, evenly spread, the first and the last among them."""
     if len(items) <= most:
         return list(items)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from windlass.errors import UserError
 from windlass.report.page.drawn_data import drawn_data
-from windlass.report.page.write import Shown, charts_of, fragments, names_of, open_run, render
+from windlass.report.page.write import Shown, charts_of, fragments, open_run, render_page, run_names
 
 HOST: Final = "127.0.0.1"
 EVERY_MS: Final = 2000  # between two questions of the page
@@ -37,7 +37,7 @@ class Live:
         """The whole page, as it is now."""
         with self._lock:
             self._read()
-            return render(self.runs, live={"path": "news", "every_ms": EVERY_MS})
+            return render_page(self.runs, live={"path": "news", "every_ms": EVERY_MS})
 
     def news(self, have: str) -> str | None:
         """What the page has not, as JSON; None where that is nothing. `have`: per run the offset, the revision and the number of
@@ -52,7 +52,7 @@ class Live:
                 return None
             runs = [
                 drawn_data(run.history, name, revision=revision, rows=rows)
-                for (run, (_, revision, rows)), name in zip(pairs, names_of(self.runs), strict=True)
+                for (run, (_, revision, rows)), name in zip(pairs, run_names(self.runs), strict=True)
             ]
             return json.dumps({"charts": charts_of(self.runs), "runs": runs, "parts": fragments(self.runs)})
 
@@ -76,7 +76,7 @@ def open_server(live: Live, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     return server, f"http://{HOST}:{server.server_port}/{token}/"
 
 
-def serve(directories: Sequence[Path], port: int, say: Callable[[str], None]) -> None:
+def serve_page(directories: Sequence[Path], port: int, say: Callable[[str], None]) -> None:
     """Serves the page until Ctrl-C or another signal. Raises UserError before it begins."""
     server, address = open_server(Live(directories), port)
     with server:

@@ -65,7 +65,7 @@ def read_columns(lines: Sequence[bytes], parse: Callable[[bytes, int], Event], f
     table = _read_table(lines) if len(lines) > few else None
     raw = {} if table is None else {name: _floats(table.column(name)) for name in READ}
     if table is None or table.num_rows != len(lines) or np.isnan(raw["step"]).any() or np.isnan(raw["time"]).any():
-        return columns_of([parse(line, index) for index, line in enumerate(lines)])
+        return step_columns([parse(line, index) for index, line in enumerate(lines)])
     for group in set(GROUPS) & set(table.column_names):
         if _is_struct(table.column(group).type):
             parts = table.column(group).combine_chunks()
@@ -95,7 +95,7 @@ def _read_table(lines: Sequence[bytes]) -> Any:
         return None
 
 
-def columns_of(events: Sequence[Event]) -> Columns:
+def step_columns(events: Sequence[Event]) -> Columns:
     """The same from parsed lines."""
     raw = {name: np.array([_number(event.get(name)) for event in events]) for name in READ}
     for group in GROUPS:

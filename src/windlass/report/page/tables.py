@@ -39,7 +39,7 @@ USEFUL: Final = ("training",)  # causes that goodput counts
 Tile = tuple[str, str, str]  # what, figure, remark
 
 
-def status(history: History) -> tuple[str, str]:
+def status_badge(history: History) -> tuple[str, str]:
     """(a word for the badge, a sentence)"""
     step = int(history.buckets.last_step) if len(history.buckets) else history.opening.get("step", 0)
     if history.end is not None:
@@ -123,7 +123,7 @@ def run_rows(runs: Sequence[tuple[str, History]]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 name,
-                status(history)[0],
+                status_badge(history)[0],
                 f"{last.get('step', 0):,}",
                 format_count(last["tokens"]) if last.get("tokens") else "n/a",
                 *(number(one.get("loss"), ".4f") if one else "n/a" for one in (last, *latest)),
@@ -154,7 +154,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, str]:
         for key, item in value.items():
             found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
         return found
-    return {prefix: words(value)} if prefix else {}
+    return {prefix: value_in_words(value)} if prefix else {}
 
 
 def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
@@ -167,14 +167,14 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
     waiting = [(str(key), value) for key, value in loose.items() if isinstance(value, Mapping)]
     rest = [(key, value) for key, value in loose.items() if not isinstance(value, Mapping)]
     if rest:
-        tables.append(("run", False, [(str(key), words(value)) for key, value in rest]))
+        tables.append(("run", False, [(str(key), value_in_words(value)) for key, value in rest]))
     while waiting:
         title, table = waiting.pop(0)
         deeper = [(str(key), value) for key, value in table.items() if isinstance(value, Mapping) and not is_row(value)]
         waiting = deeper + waiting
         names = OF_ADVICE if title == "facts" else {}
         rows = [
-            (names.get(key, str(key)), words(value))
+            (names.get(key, str(key)), value_in_words(value))
             for key, value in table.items()
             if value and (key, value) not in deeper
         ]
@@ -220,9 +220,11 @@ def remark(note: Event) -> str:
     if note["kind"] == "profile" and {"steps", "directory"} <= note.keys():
         return f"of steps {note['steps'][0]:,} to {note['steps'][-1]:,}, in {note['directory']}"
     if note["kind"] == "incident" and "what" in note:  # its numbers are for programs
-        return ", ".join(words(value) for key, value in note.items() if key != "kind" and isinstance(value, str))
+        return ", ".join(
+            value_in_words(value) for key, value in note.items() if key != "kind" and isinstance(value, str)
+        )
     plain = [(key, value) for key, value in note.items() if key not in UNTOLD and not isinstance(value, Mapping)]
-    figures = ", ".join(f"{key} {words(value)}" for key, value in plain)
+    figures = ", ".join(f"{key} {value_in_words(value)}" for key, value in plain)
     return "; ".join(filter(None, [figures, *note.get("drift", [])]))
 
 
@@ -230,15 +232,15 @@ def _signal(end: Event) -> str:
     return "Ctrl-C (SIGINT)" if end["signal"] == "SIGINT" else str(end["signal"])
 
 
-def words(value: Any) -> str:
+def value_in_words(value: Any) -> str:
     """A value as YAML writes it; a list without its brackets."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {words(item)}" for key, item in value.items())
-    text = " ".join(map(words, value)) if isinstance(value, list | tuple) else str(value)
+        return ", ".join(f"{key} {value_in_words(item)}" for key, item in value.items())
+    text = " ".join(map(value_in_words, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= 1000 else text[:1000] + " ..."
 
 

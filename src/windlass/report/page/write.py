@@ -23,7 +23,7 @@ from windlass.errors import UserError
 from windlass.report.page.buckets import MAX_BUCKETS
 from windlass.report.page.charts import Baselines, bits_rows, make_charts
 from windlass.report.page.drawn_data import drawn_data
-from windlass.report.page.history import History, read_history, spread
+from windlass.report.page.history import History, evenly_spread, read_history
 from windlass.report.page.tables import (
     clock,
     differing,
@@ -32,7 +32,7 @@ from windlass.report.page.tables import (
     profile_table,
     remark,
     run_rows,
-    status,
+    status_badge,
     tiles,
 )
 
@@ -94,7 +94,7 @@ def write_report(run_directory: Path) -> Path:
 
 def write_comparison(run_directories: Sequence[Path], target: Path) -> Path:
     """One page of several runs, laid over each other. Raises UserError as `write_report`."""
-    return write_page(render([open_run(directory) for directory in run_directories]), target)
+    return write_page(render_page([open_run(directory) for directory in run_directories]), target)
 
 
 def open_run(directory: Path) -> Shown:
@@ -112,7 +112,7 @@ def thinned(run: Shown, at_most_bytes: int | None = None) -> str:
     detail, text, size = Detail(), "", 0
     for change in ({}, *SHED):
         detail = replace(detail, **change)
-        text = render([run], detail)
+        text = render_page([run], detail)
         size = len(text.encode())
         if at_most_bytes is None or size <= at_most_bytes:
             return text
@@ -143,7 +143,7 @@ def write_page(text: str, target: Path, command: str = "windlass report RUN") ->
     return target
 
 
-def render(runs: Sequence[Shown], detail: Detail = Detail(), *, live: dict[str, Any] | None = None) -> str:
+def render_page(runs: Sequence[Shown], detail: Detail = Detail(), *, live: dict[str, Any] | None = None) -> str:
     """The whole page as text. `live`: where a page that is served asks for what is new; None: the page asks nobody."""
     script = (HERE / "page.js").read_text("utf-8")
     content = contents(runs, detail)
@@ -163,7 +163,7 @@ def page_data(runs: Sequence[Shown], detail: Detail = Detail()) -> dict[str, Any
     """What page.js draws."""
     return {
         "charts": charts_of(runs),
-        "runs": [drawn_data(run.history, name, most=detail.buckets) for run, name in zip(runs, names_of(runs))],
+        "runs": [drawn_data(run.history, name, most=detail.buckets) for run, name in zip(runs, run_names(runs))],
     }
 
 
@@ -172,7 +172,7 @@ def charts_of(runs: Sequence[Shown]) -> list[dict[str, Any]]:
     return make_charts([run.history for run in runs], runs[0].levels if runs else {})
 
 
-def names_of(runs: Sequence[Shown]) -> list[str]:
+def run_names(runs: Sequence[Shown]) -> list[str]:
     """Each run's directory name; with as much of its path as sets it apart from the others."""
     for depth in range(1, 20):
         names = ["/".join(run.directory.resolve().parts[-depth:]) for run in runs]
@@ -189,7 +189,7 @@ def fragments(runs: Sequence[Shown]) -> dict[str, str]:
 
 def contents(runs: Sequence[Shown], detail: Detail) -> dict[str, Any]:
     """What the templates show beside the charts: of one run all of it, of several where they differ."""
-    names = names_of(runs)
+    names = run_names(runs)
     nothing: dict[str, Any] = {
         "profile": None,
         "status": None, "tiles": [], "bits": [], "ledger": [], "samples": {}, "facts": [], "settings": "", "notes": [],
@@ -207,12 +207,12 @@ def _contents_of_one(run: Shown, detail: Detail) -> dict[str, Any]:
     samples = list(history.samples.items())[-MAX_PROMPTS:] if detail.samples else []
     notes = [(clock(note["time"]), note["step"], note["kind"], remark(note)) for note in reversed(history.notes)]
     return {
-        "status": status(history),
+        "status": status_badge(history),
         "tiles": tiles(history),
         "bits": bits_rows(history, run.levels),
         "ledger": ledger_rows(history.ledger),
         "profile": profile_table(run.directory),
-        "samples": {prompt: spread(texts, MAX_SAMPLES) for prompt, texts in samples},
+        "samples": {prompt: evenly_spread(texts, MAX_SAMPLES) for prompt, texts in samples},
         "facts": [table for table in facts(history.opening) if detail.packages or table[0] != "packages"],
         "settings": run.settings if detail.settings else "",
         "notes": notes if detail.notes else [],

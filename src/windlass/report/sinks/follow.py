@@ -138,7 +138,7 @@ def numbers_of(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, flo
             yield name, float(item)
 
 
-def follow(follower: Follower, is_over: Callable[[float], bool]) -> int:
+def send_until(follower: Follower, is_over: Callable[[float], bool]) -> int:
     """Sends until `is_over(seconds)`, which waits that long, and then what is left -> how many lines were sent."""
     count = 0
     try:
@@ -152,7 +152,7 @@ def follow(follower: Follower, is_over: Callable[[float], bool]) -> int:
 
 
 @contextlib.contextmanager
-def alone(name: str, directory: Path, waits_s: float = WAITS_S) -> Iterator[None]:
+def locked_to_send(name: str, directory: Path, waits_s: float = WAITS_S) -> Iterator[None]:
     """One process sends a run to a sink at a time. Waits for another to end. Raises UserError."""
     folder = directory / "sinks"
     try:

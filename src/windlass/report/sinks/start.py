@@ -14,7 +14,7 @@ from typing import Final
 
 from windlass.contract import environment_of_child
 from windlass.report.config import SinkName
-from windlass.report.sinks.follow import Follower, follow, sent_run
+from windlass.report.sinks.follow import Follower, send_until, sent_run
 from windlass.report.sinks.sink import Sink
 
 LONGEST_S: Final = 60.0  # that the end of a run waits for a sink
@@ -57,7 +57,7 @@ def sending(
 
     def work(sink: Sink, name: str) -> None:
         try:
-            follow(Follower(name, sent_run(run_directory), lambda _run: sink), is_over.wait)
+            send_until(Follower(name, sent_run(run_directory), lambda _run: sink), is_over.wait)
         except Exception as error:
             say(f"metrics are not sent to {name}: {type(error).__name__}: {error}")
 

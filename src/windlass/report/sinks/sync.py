@@ -11,7 +11,7 @@ from typing import Literal
 
 from windlass.errors import UserError, nearest
 from windlass.report.config import SinkName
-from windlass.report.sinks.follow import SINKS, Follower, alone, follow, open_sink, sent_run
+from windlass.report.sinks.follow import SINKS, Follower, locked_to_send, open_sink, send_until, sent_run
 from windlass.status import goes_on
 
 Until = Literal["now", "end", "eof"]
@@ -40,8 +40,8 @@ def sync(
         "eof": _closed,
     }
     for name in named:
-        with alone(name, run_directory):
-            count = follow(Follower(name, run, partial(open_sink, name)), ends[until])
+        with locked_to_send(name, run_directory):
+            count = send_until(Follower(name, run, partial(open_sink, name)), ends[until])
         say(f"{name}: {count} lines sent")
 
 

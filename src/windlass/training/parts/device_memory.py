@@ -12,7 +12,7 @@ import torch
 
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
-from windlass.parallel.records import local_part
+from windlass.parallel.records import local_tensor
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
 
@@ -36,7 +36,7 @@ FindRoom = Callable[[Runtime], Room | None]
 """None: sizes are not chosen by memory. Collective."""
 
 
-def room_of(runtime: Runtime) -> Room | None:
+def device_room(runtime: Runtime) -> Room | None:
     """The smallest of all ranks' GPUs; None on CPUs, whose memory is the host's. Collective."""
     if runtime.device.type != "cuda":
         return None
@@ -53,7 +53,7 @@ def gradient_bytes(parameter: torch.Tensor) -> int:
 
 def local_bytes(tensor: torch.Tensor) -> int:
     """Of this rank's part."""
-    local = local_part(tensor)
+    local = local_tensor(tensor)
     return int(local.numel() * local.element_size())
 
 

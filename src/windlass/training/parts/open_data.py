@@ -9,7 +9,7 @@ from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import ChangeBatch, EvaluationSet, evaluation_set, unchanged
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture
@@ -75,7 +75,7 @@ def evaluation_sets(
     }
 
 
-def score_set(
+def evaluate_set(
     data: EvaluationSet, labels: Sequence[str], objective: Objective, program: Program
 ) -> tuple[float, int, dict[str, Any]]:
     """The summed loss of a set, how many of the objective's unit it has, and further figures: `source_losses`, the mean of each
@@ -112,5 +112,5 @@ def _adding(reference: ReferenceScores | None, name: str, prepared: Prepared) ->
     if reference is None:
         return unchanged
     shards = prepared.shards(name).shards
-    scores_N2 = reference.of(name, sum(shard.num_samples for shard in shards), fingerprint(shards))
+    scores_N2 = reference.of(name, sum(shard.num_samples for shard in shards), shards_fingerprint(shards))
     return lambda batch, samples: with_scores(batch, scores_N2, samples)

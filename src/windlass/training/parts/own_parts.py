@@ -13,7 +13,7 @@ from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective, objective_of
 from windlass.optim.schedule import learning_rate
 from windlass.report.sinks.sink import Sink
-from windlass.training.parts.device_memory import FindRoom, room_of
+from windlass.training.parts.device_memory import FindRoom, device_room
 
 SINKS: Final = (
     "a list of objects with numbers(), flush() and close(); tensorboard, wandb and trackio are names in report.sinks"
@@ -34,7 +34,7 @@ class OwnParts:
     family: type[Family] | None = None
     sinks: Sequence[Sink] = ()
     on_event: Callable[[dict[str, Any]], None] | None = None
-    room: FindRoom = room_of
+    room: FindRoom = device_room
     """What sizes are chosen by, where the recipe leaves them open: no part of the run either."""
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ from windlass.data.prepare.manifest import SCORES_NAME
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
-from windlass.data.stream.ledger import fingerprint
+from windlass.data.stream.ledger import shards_fingerprint
 from windlass.model.architecture import Architecture
-from windlass.objectives.kept_scores import ReferenceScores, identity, score_set
+from windlass.objectives.kept_scores import ReferenceScores, identity, score_pairs
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
 from windlass.training.base_model import began_with, kept_scores
@@ -40,7 +40,7 @@ def reference_scores(
         return kept_scores(start.trainer_state, files, config.run.start_from or config.run.directory)
     if not config.keeps_reference:
         return None
-    pairs = {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)}
+    pairs = {name: shards_fingerprint(prepared.shards(name).shards) for name in _sets(config)}
     facts = {
         "weights": runtime.shared(runtime.first(lambda: began_with(config))),
         "model": repr(architecture),  # the same weights compute something else with another rope or window
@@ -78,7 +78,7 @@ def _scored(
     )
     device = program.records()[0].tensor.device
     on_device = ((first, count, {key: x.to(device) for key, x in batch.items()}) for first, count, batch in rounds)
-    return score_set(name, on_device, reader.num_samples, program, log)
+    return score_pairs(name, on_device, reader.num_samples, program, log)
 
 
 def _read(file: Path, began: str) -> ReferenceScores | None:

@@ -11,7 +11,7 @@ from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.plan.memory import RankMemory
-from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, most_tokens, total_bytes, worth_trying
+from windlass.plan.sizes import KINDS, StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
 from windlass.training.model_plan import ModelPlan, plan_of
 from windlass.training.parameter_rules import rules_of
@@ -19,7 +19,7 @@ from windlass.training.parts.device_memory import FindRoom, Room
 from windlass.training.parts.open_program import can_compile
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
-from windlass.training.sizing.probe import fits
+from windlass.training.sizing.probe import step_fits
 from windlass.units import format_bytes
 
 OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")
@@ -160,7 +160,7 @@ def _sized(
     mesh = make_silent_mesh(layout, runtime.device.type)
     for number, size in enumerate(trials, 1):
         chosen = _with(config, micro_batch=size.micro_batch, recompute=size.recompute)
-        if fits(chosen, runtime, _planned(chosen, plan, runtime), mesh, size, room):
+        if step_fits(chosen, runtime, _planned(chosen, plan, runtime), mesh, size, room):
             counted, limit = format_bytes(total_bytes(memory, size, length)), format_bytes(room.limit_bytes)
             left_out = len(sizes) - len(trials)
             return chosen, (
@@ -182,7 +182,7 @@ def _sizes(config: RunConfig, architecture: Architecture, world: int, batch_rank
         for kind in kinds
         for batch in (micro_batches(per_rank, least, length, most_tokens(kind)) if given == "auto" else [given])
     ]
-    return in_order(sizes)
+    return best_first(sizes)
 
 
 def _is_allowed(config: RunConfig, kind: str, architecture: Architecture, world: int) -> bool:

@@ -56,7 +56,7 @@ class DeviceBytes:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in listed)
 
 
-def held_by(
+def device_bytes(
     records: Sequence[Record], states: Iterable[torch.Tensor], peak: float, device: torch.device, can_quantize: bool
 ) -> DeviceBytes:
     """What `device` holds of them. `can_quantize`: whether frozen matrices may be stored in four bits, and are not yet."""

@@ -27,7 +27,7 @@ from windlass.training.parts.open_program import open_program
 from windlass.training.sizing.out_of_memory import is_out_of_memory
 
 
-def fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:
+def step_fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:
     """Whether a step of `config`, whose sizes are `size`, fits on every rank. Collective only in its agreement at the end."""
     _clean(config, runtime)
     try:
