@@ -56,7 +56,7 @@ from windlass.ranks.stopping import Stop
 from windlass.ranks.tree import children_of
 from windlass.runtime import start_runtime
 from windlass.signals import Signals
-from windlass.training.restore import nothing
+from windlass.training.start.restore import nothing
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "scale.json"
 WORLDS, REAL = (8, 64, 512, 4096, 16384), (2, 4, 8, 16)

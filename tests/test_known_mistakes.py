@@ -26,7 +26,7 @@ from windlass.optim.rules import NO_RULES
 from windlass.parallel import invariants
 from windlass.parallel.records import Record
 from windlass.proof.pool import RankFailed
-from windlass.training import drift
+from windlass.training.start import drift
 
 
 def small_decoder():

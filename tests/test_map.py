@@ -21,7 +21,8 @@ ROOMS = (
     "data", "data.curate", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks", "plan", "training.parts", "training.sizing",
+    "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks", "plan", "training.start", "training.parts",
+    "training.sizing",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -91,16 +92,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "model.head", "parallel"),
     "adapters": ("model", "model.lora", "ranks"),
-    "training": ("training.parts", "training.sizing", *BELOW_TRAINING),
-    "training.parts": ("training", *BELOW_TRAINING),
-    "training.sizing": ("training", "training.parts", *BELOW_TRAINING),
-    "commands": ("training", "training.parts", "launch", "doctor", *BELOW_TRAINING),
+    "training": ("training.start", "training.parts", "training.sizing", *BELOW_TRAINING),
+    "training.start": BELOW_TRAINING,
+    "training.parts": ("training.start", *BELOW_TRAINING),
+    "training.sizing": ("training.start", "training.parts", *BELOW_TRAINING),
+    "commands": ("training", "training.start", "training.parts", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.speed": ("", "advice", "report"),
     "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "model", "other_names"),
     "proof": (
         "",
         "training",
+        "training.start",
         "training.parts",
         "adapters",
         *DATA,
@@ -111,7 +114,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "hub",
         "ranks",
     ),
-    "flyte": ("", "commands", "training", "checkpoint", "data", "data.prepare", "report", "report.page"),
+    "flyte": (
+        "",
+        "commands",
+        "training",
+        "training.start",
+        "checkpoint",
+        "data",
+        "data.prepare",
+        "report",
+        "report.page",
+    ),
     "cli": (
         "",
         "commands",
@@ -120,6 +133,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "commands.recipes",
         "proof",
         "training",
+        "training.start",
         "launch",
         "report.sinks",
     ),
@@ -127,6 +141,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "",
         "cli",
         "training",
+        "training.start",
         "model",
         "model.families",
         "parallel.rules",
@@ -278,16 +293,11 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "loop",
         "assemble",
         "preflight",
-        "model_plan",
-        "restore",
-        "open_saved",
-        "pins",
-        "parameter_rules",
-        "base_model",
         "interruptible",
         "run_directory",
         "left_open",
     ),
+    "training.start": ("pins", "open_saved", "model_plan", "parameter_rules", "base_model", "restore", "drift"),
     "training.parts": ("open_data", "open_program", "open_recorder", "device_memory", "own_parts", "reference_scores"),
     "training.sizing": ("choose_sizes", "out_of_memory", "compiled"),
 }
@@ -321,16 +331,11 @@ INDEXED = {
     "docs/techniques",
     "benchmarks/results",
 }  # a page a subject, which docs/index.md groups; a file a script
-# of `training` itself, what its inner rooms may import: files that import neither of them
-BELOW_INNER_ROOMS = {
-    "training.parts": {"base_model", "model_plan", "restore"},
-    "training.sizing": {"model_plan", "parameter_rules"},
-}
 LAZY = {  # imports of ours inside a function
     **{
         ("windlass", f"windlass.{module}"): "importing windlass loads nothing"
         for module in ("config", "commands.evaluate", "commands.export", "commands.generate", "proof.verify")
-        + ("training.loop", "training.pins", "training.preflight")
+        + ("training.loop", "training.start.pins", "training.preflight")
     },
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_wandb"): "its package is an extra",
@@ -639,17 +644,6 @@ def test_no_files_import_each_other_in_a_circle():
     for module, _, name, _ in edges():
         graph.setdefault(module, set()).add(name)
     assert_none(circles(graph))
-
-
-def test_the_inner_rooms_of_training_import_what_is_below_them():
-    graph, found = {}, {room: set() for room in BELOW_INNER_ROOMS}
-    for module, _, name, _ in edges():
-        graph.setdefault(module, set()).add(name)
-        if room_of(module) in found and room_of(name) == "training":
-            found[room_of(module)].add(name.rpartition(".")[2])
-    assert found == BELOW_INNER_ROOMS
-    below = set.union(*(reached(graph, f"windlass.training.{one}") for names in found.values() for one in names))
-    assert_none(sorted(name for name in below if room_of(name) in BELOW_INNER_ROOMS))
 
 
 def test_nothing_of_ours_is_imported_inside_a_function():

@@ -251,7 +251,7 @@ def refusal(first: str, second: str, is_pairs: bool = False) -> str | None:
     from windlass.config import check_recipe
     from windlass.errors import UserError
     from windlass.model.config import ModelConfig
-    from windlass.training.parameter_rules import rules_of
+    from windlass.training.start.parameter_rules import rules_of
 
     one, other = FEATURES[first], FEATURES[second]
     if any(one[key] != other[key] for key in one.keys() & other.keys()):

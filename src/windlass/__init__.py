@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from windlass.config import load_recipe, parse_recipe
     from windlass.proof.verify import verify
     from windlass.training.loop import train
-    from windlass.training.pins import fingerprint
     from windlass.training.preflight import prepare_only as prepare
+    from windlass.training.start.pins import fingerprint
 
 __all__ = [
     "Sampling", "Stopped", "UserError", "__version__", "evaluate", "export", "fingerprint", "generate", "load_recipe",
@@ -42,7 +42,7 @@ MODULE_OF: Final = {
     "Sampling": ("commands.generate", "Sampling"),
     "evaluate": ("commands.evaluate", "evaluate"),
     "export": ("commands.export", "export"),
-    "fingerprint": ("training.pins", "fingerprint"),
+    "fingerprint": ("training.start.pins", "fingerprint"),
     "generate": ("commands.generate", "generate"),
     "load_recipe": ("config", "load_recipe"),
     "parse_recipe": ("config", "parse_recipe"),

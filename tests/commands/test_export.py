@@ -14,7 +14,7 @@ from windlass.commands.export import PROBE_TEXT, export, keep, replace
 from windlass.commands.generate import Sampling, generate
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer, vocab_size_of
 from windlass.errors import UserError
-from windlass.training.open_saved import open_saved
+from windlass.training.start.open_saved import open_saved
 
 
 def test_an_export_loads_in_transformers_with_the_same_logits_and_text(run, exported, capsys):

@@ -17,7 +17,7 @@ from windlass.errors import UserError
 from windlass.model.cache import KVCache
 from windlass.model.config import architecture_from_hf
 from windlass.model.init import initialise
-from windlass.training.open_saved import SavedModel, empty, open_saved
+from windlass.training.start.open_saved import SavedModel, empty, open_saved
 
 
 def test_a_seed_draws_the_same_text_and_steps_differ(run):

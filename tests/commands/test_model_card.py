@@ -16,8 +16,8 @@ from windlass.commands.export import export
 from windlass.commands.model_card import IN_LLAMA_CPP, base_license, front_matter, provenance, serving
 from windlass.config import check_recipe
 from windlass.model.families.family_table import FAMILIES
-from windlass.training.base_model import FRONT_MATTER
-from windlass.training.open_saved import open_saved
+from windlass.training.start.base_model import FRONT_MATTER
+from windlass.training.start.open_saved import open_saved
 
 
 def read_card(directory):

@@ -9,7 +9,7 @@ from windlass.commands.generate import Sampling, generate, sample
 from windlass.commands.tasks import Scorer, run_tasks
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
-from windlass.training.open_saved import open_saved
+from windlass.training.start.open_saved import open_saved
 
 
 @pytest.fixture(scope="module")

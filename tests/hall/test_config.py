@@ -10,7 +10,7 @@ from windlass.config import RunConfig, check_recipe, load_recipe, to_yaml
 from windlass.errors import UserError
 from windlass.model.flops import count_parameters
 from windlass.recipe import shipped_recipes
-from windlass.training.drift import drift
+from windlass.training.start.drift import drift
 from windlass.units import counted
 
 TREE = {

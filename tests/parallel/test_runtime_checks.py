@@ -40,7 +40,7 @@ def built(world, parallel, policy="fp32", optim=None):
 
 
 def held(program, optimizer):
-    """As training/restore names them."""
+    """As training/start/restore names them."""
     weights = {f"model.{record.name}": record.tensor.detach() for record in program.records()}
     states = {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
     return weights | states | {f"program.{name}": value for name, value in program.state_tensors().items()}

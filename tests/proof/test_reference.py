@@ -81,7 +81,7 @@ def test_what_is_scored_is_summed_before_the_first_step_and_after_the_last_and_t
 def test_scaled_ropes_are_exact_too(tmp_path, kind):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from windlass.training.open_saved import open_saved
+    from windlass.training.start.open_saved import open_saved
 
     rope = {"rope_type": kind, "rope_theta": 10000.0}
     if kind != "default":

@@ -19,7 +19,7 @@ from windlass.parallel.program import ShardedProgram
 from windlass.runtime import start_runtime
 from windlass.training.assemble import assemble
 from windlass.training.loop import train
-from windlass.training.restore import state_tensors
+from windlass.training.start.restore import state_tensors
 
 
 @pytest.fixture(scope="module")

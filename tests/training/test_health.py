@@ -9,8 +9,8 @@ from tests import tiny
 from tests.parallel.tiny import Operators
 from windlass.errors import Diverged
 from windlass.proof.pool import RankFailed
-from windlass.training.drift import newest_trainer_state
 from windlass.training.health import Health, Spike, open_health
+from windlass.training.start.drift import newest_trainer_state
 
 NAN = float("nan")
 

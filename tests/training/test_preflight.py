@@ -22,9 +22,9 @@ from windlass.parallel.rules import pipeline
 from windlass.runtime import start_runtime
 from windlass.training import preflight
 from windlass.training.loop import train
-from windlass.training.model_plan import plan_of
-from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import check_before_training, check_run, make_ready, prepare_only
+from windlass.training.start.model_plan import plan_of
+from windlass.training.start.parameter_rules import rules_of
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.status import is_locked
 from windlass.training.left_open import with_steps
-from windlass.training.model_plan import recipe_architecture
 from windlass.training.parts.device_memory import device_room
 from windlass.training.resolve import resolve_run
+from windlass.training.start.model_plan import recipe_architecture
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def generate(
     from windlass.commands.generate import Sampling, converse
     from windlass.commands.generate import generate as write
     from windlass.commands.prompts import read_prompts
-    from windlass.training.open_saved import step_in
+    from windlass.training.start.open_saved import step_in
 
     steps: list[int | None] = [*step] if step else [None]
     sampling = Sampling(max_tokens, temperature, top_p, seed)

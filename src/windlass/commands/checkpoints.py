@@ -9,7 +9,7 @@ from windlass.checkpoint.keep import checkpoints_of, diff, largest_difference, l
 from windlass.checkpoint.restore import candidates, list_names
 from windlass.checkpoint.verify import Checkpoint, complaint, verify_checkpoint
 from windlass.errors import UserError
-from windlass.training.open_saved import read_trainer_state
+from windlass.training.start.open_saved import read_trainer_state
 from windlass.units import format_bytes
 
 

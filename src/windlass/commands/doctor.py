@@ -31,7 +31,7 @@ from windlass.hardware import read_load
 from windlass.model.open_config import architecture_of
 from windlass.object_store import Store
 from windlass.supervise.kernel_log import read_faults
-from windlass.training.parameter_rules import count_trained
+from windlass.training.start.parameter_rules import count_trained
 from windlass.units import counted
 
 BYTES_PER_ELEMENT: Final = 12  # of a checkpoint: an fp32 master and AdamW's two moments

@@ -19,11 +19,11 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.safe_text import say
-from windlass.training.base_model import kept_base_files, kept_scores
 from windlass.training.left_open import choose_policy, without_missing_fp8
-from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.parts.open_data import evaluate_set, evaluation_sets, labels_of
-from windlass.training.restore import weight_tensors
+from windlass.training.start.base_model import kept_base_files, kept_scores
+from windlass.training.start.open_saved import Saved, find_saved, open_reader, stored_weights
+from windlass.training.start.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
 

@@ -44,8 +44,8 @@ from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
 from windlass.model.hf import GENERATION, SHARD_BYTES, keep_sampling, save_weights
-from windlass.training.base_model import KEPT_GENERATION, kept_base_files
-from windlass.training.open_saved import SavedModel, open_saved
+from windlass.training.start.base_model import KEPT_GENERATION, kept_base_files
+from windlass.training.start.open_saved import SavedModel, open_saved
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")

@@ -19,7 +19,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import is_factor
 from windlass.model.lora.linear import merge
 from windlass.output import silent_imports
-from windlass.training.open_saved import SavedModel, empty, weights_of
+from windlass.training.start.open_saved import SavedModel, empty, weights_of
 
 LOGIT_TOLERANCE = 1e-5  # fp32: the same formula in another order
 PROBE_TOKENS = 16  # enough positions that a wrong rope or mask shows; a large model answers in seconds

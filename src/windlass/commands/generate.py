@@ -31,7 +31,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.cache import KVCache
 from windlass.report.events import EventLog
 from windlass.safe_text import say
-from windlass.training.open_saved import SavedModel, open_saved
+from windlass.training.start.open_saved import SavedModel, open_saved
 
 ROWS: Final = 16  # prompts at a time: a bound on the cache's memory
 

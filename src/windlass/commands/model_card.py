@@ -23,8 +23,8 @@ from windlass.hub.config import NAME
 from windlass.model.architecture import Architecture
 from windlass.model.flops import count_parameters
 from windlass.safe_text import printable
-from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, kept_base_files
-from windlass.training.open_saved import SavedModel
+from windlass.training.start.base_model import FRONT_MATTER, KEPT_CARD, kept_base_files
+from windlass.training.start.open_saved import SavedModel
 from windlass.units import format_count
 from windlass.version import __version__
 

@@ -8,7 +8,7 @@ from windlass.config import RunConfig
 from windlass.data.prepare import part as room
 from windlass.data.prepare.part_record import Part
 from windlass.errors import UserError
-from windlass.training.pins import pin_tokenizer
+from windlass.training.start.pins import pin_tokenizer
 
 
 def prepare_pinned_tokenizer(config: RunConfig) -> None:

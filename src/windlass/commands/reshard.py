@@ -36,9 +36,9 @@ from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.pipeline import schedule_errors
 from windlass.precision.policy import precision_of
 from windlass.ranks.owned_part import ranges_at
-from windlass.training.open_saved import find_checkpoint, read_trainer_state
-from windlass.training.restore import nothing
 from windlass.training.run_directory import hold
+from windlass.training.start.open_saved import find_checkpoint, read_trainer_state
+from windlass.training.start.restore import nothing
 from windlass.units import format_bytes
 
 

@@ -18,7 +18,7 @@ import torch
 
 from windlass.commands.generate import Sampling, end_ids, sample, tokenizer_of
 from windlass.errors import UserError
-from windlass.training.open_saved import SavedModel, open_saved
+from windlass.training.start.open_saved import SavedModel, open_saved
 
 LOGITS: Final = 1 << 27  # elements of a forward's logits: 512 MiB in fp32
 NEW_TOKENS: Final = 256  # the harness's own default

@@ -36,7 +36,7 @@ from windlass.flyte.page import flushed_page
 from windlass.runtime import recorded
 from windlass.safe_text import say
 from windlass.training.loop import train as train_run
-from windlass.training.pins import fingerprint, pin_tokenizer
+from windlass.training.start.pins import fingerprint, pin_tokenizer
 
 FORMAT: Final = "windlass-prepare-1"
 """Changes when what is prepared would, for the same fingerprint."""

@@ -56,8 +56,8 @@ from windlass.proof.verdict import Verdict, conclude, print_verdict, write
 from windlass.proof.watch import draw, train_proxy
 from windlass.report.events import read_events
 from windlass.safe_text import say
-from windlass.training.parameter_rules import rules_of
-from windlass.training.pins import pin_model
+from windlass.training.start.parameter_rules import rules_of
+from windlass.training.start.pins import pin_model
 
 AT_HAND: Final = 8
 """Default of `--nproc`."""

@@ -36,8 +36,8 @@ from windlass.runtime import start_runtime
 from windlass.signals import Signals
 from windlass.training.assemble import assemble
 from windlass.training.loop import loop
-from windlass.training.parameter_rules import rules_of
-from windlass.training.restore import drawn_weights
+from windlass.training.start.parameter_rules import rules_of
+from windlass.training.start.restore import drawn_weights
 
 DRAWN_BLOCK: Final = 100  # drawn weights at a time: less than any matrix has
 EMBEDDED: Final = -1  # the number of the stream before the first layer

@@ -30,10 +30,10 @@ from windlass.parallel.stages import cut_stages
 from windlass.precision.fp8 import describe_fp8
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
-from windlass.training.parameter_rules import count_trained, describe_trainable
 from windlass.training.parts.device_memory import gradient_bytes, local_bytes
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
+from windlass.training.start.parameter_rules import count_trained, describe_trainable
 from windlass.units import counted, format_bytes, format_count
 
 MANY_EPOCHS: Final = 100

@@ -24,14 +24,14 @@ from windlass.parallel.build import check_compiler
 from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
-from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
-from windlass.training.drift import begun, check_drift, new_paths, stream_to_keep
 from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
-from windlass.training.model_plan import workload
-from windlass.training.parameter_rules import rules_of
-from windlass.training.pins import fetch_base_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import fetch_run
+from windlass.training.start.base_model import check_adapter, complete_adapter, reads_weights
+from windlass.training.start.drift import begun, check_drift, new_paths, stream_to_keep
+from windlass.training.start.model_plan import workload
+from windlass.training.start.parameter_rules import rules_of
+from windlass.training.start.pins import fetch_base_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many

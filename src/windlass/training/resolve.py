@@ -12,14 +12,14 @@ from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.host_speeds import check_hosts
 from windlass.runtime import Runtime
-from windlass.training.base_model import complete_adapter
-from windlass.training.drift import begun, check_ranks
 from windlass.training.left_open import check_policy, choose_policy, describe_few_steps, keep_choices, with_steps
-from windlass.training.model_plan import ModelPlan, plan_model
 from windlass.training.parts.device_memory import FindRoom
 from windlass.training.preflight import check_data, make_ready_once
 from windlass.training.run_directory import open_directory
 from windlass.training.sizing.choose_sizes import choose_sizes
+from windlass.training.start.base_model import complete_adapter
+from windlass.training.start.drift import begun, check_ranks
+from windlass.training.start.model_plan import ModelPlan, plan_model
 
 
 class Resolved(NamedTuple):

@@ -37,9 +37,9 @@ from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
 from windlass.training.parts.open_data import by_source, evaluate_set, labels_of
-from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
 from windlass.training.sizing.compiled import refuse_races
+from windlass.training.start.restore import compared_tensors, state_tensors
 
 
 @dataclasses.dataclass
@@ -62,9 +62,9 @@ class Run:
     recorder: Recorder
     provenance: dict[str, Any]
     base: dict[str, Any] | None
-    """Of a run with an adapter: which files its frozen base is (see training/base_model)."""
+    """Of a run with an adapter: which files its frozen base is (see training/start/base_model)."""
     base_files: Mapping[str, bytes | Path]
-    """Files of a checkpoint on the model that this run began from (see training/base_model)."""
+    """Files of a checkpoint on the model that this run began from (see training/start/base_model)."""
     start_step: int
     health: Health
     schedule: Callable[[int, int], float]

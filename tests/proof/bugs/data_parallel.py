@@ -164,25 +164,25 @@ DATA_PARALLEL = {
     ),
     "the optimizer's state is lost on resume": Bug(
         "torchtitan #1136, axolotl #2744: a resumed run has another loss",
-        (("training/restore.py", "return weight_tensors(program) | state | scale", "return weight_tensors(program) | scale"),),
+        (("training/start/restore.py", "return weight_tensors(program) | state | scale", "return weight_tensors(program) | scale"),),
         verify=Seen(("parallel.shard=2",), "resumed: loss", "step 3"),
     ),
     "a resume that loses the optimizer's states": Bug(
         "a reviewer: a run that begins from another's checkpoint keeps them, its own resume does not",
-        (("training/restore.py", "    if trainer_state is not None:\n",
+        (("training/start/restore.py", "    if trainer_state is not None:\n",
           "    if trainer_state is not None:\n        [state.zero_() for state in optimizer.state_tensors().values()]\n"),),
         verify=Seen(("parallel.shard=2",), "resumed: loss", "step 3"),
     ),
     "one tensor's second moments are doubled on resume": Bug(
         "an auditor: the tensor nearest to the loss was named, which the next update had moved by 3e-8",
-        (("training/restore.py", "    if trainer_state is not None:\n",
+        (("training/start/restore.py", "    if trainer_state is not None:\n",
           "    if trainer_state is not None:\n"
           '        optimizer.state_tensors()["model.layers.1.mlp.up_proj.weight.exp_avg_sq"].mul_(2)\n'),),
         verify=Seen(("parallel.shard=2",), "resumed: loss", "step 3", tensor="model.layers.1.mlp.up_proj.weight["),
     ),
     "replicas draw apart": Bug(
         "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
-        (("training/restore.py", "initialise(named.items(), architecture, seed, block)", "initialise(named.items(), architecture, torch.distributed.get_rank(), block)"),),
+        (("training/start/restore.py", "initialise(named.items(), architecture, seed, block)", "initialise(named.items(), architecture, torch.distributed.get_rank(), block)"),),
         verify=Seen(("parallel.shard=2", "parallel.replicate=2"), "drawn weights",
                     "model.layers.1.mlp.down_proj.weight[34, 25] on rank 2: "),
     ),

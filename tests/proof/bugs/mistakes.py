@@ -61,7 +61,7 @@ MISTAKES = {
     ),
     "a resume from nothing": Bug(
         "trained from scratch, silently",
-        (("training/drift.py", "    for directory in candidates(path):\n", "    for directory in []:\n"),), mistake="resume_from_nothing",
+        (("training/start/drift.py", "    for directory in candidates(path):\n", "    for directory in []:\n"),), mistake="resume_from_nothing",
     ),
     "a rate read as text": Bug(
         "`3e-4` is a string in YAML 1.1", (("recipe.py", "return loader.get_single_data()", "return yaml.safe_load(text)"),),

@@ -5,8 +5,8 @@ import torch
 
 from tests import tiny
 from windlass.runtime import start_runtime
-from windlass.training.open_saved import open_saved
 from windlass.training.parts.device_memory import MemoryParts, device_room
+from windlass.training.start.open_saved import open_saved
 
 SIZE = 4  # of fp32
 

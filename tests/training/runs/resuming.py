@@ -17,9 +17,9 @@ from windlass.parallel.build import build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.precision import loss_scale
 from windlass.precision.policy import precision_of
-from windlass.training.open_saved import read_trainer_state
 from windlass.training.parts.open_program import optimizer_of
-from windlass.training.restore import state_tensors
+from windlass.training.start.open_saved import read_trainer_state
+from windlass.training.start.restore import state_tensors
 
 HEADS = {
     "num_attention_heads": 4,

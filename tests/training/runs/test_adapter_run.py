@@ -20,9 +20,9 @@ from windlass.commands.generate import Sampling, generate
 from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.model.lora.linear import merge
-from windlass.training.drift import check_drift
 from windlass.training.loop import train
-from windlass.training.open_saved import open_saved, read_trainer_state
+from windlass.training.start.drift import check_drift
+from windlass.training.start.open_saved import open_saved, read_trainer_state
 
 ADAPTERS = {
     "lora": {"kind": "lora", "rank": 4, "alpha": 8},

@@ -20,7 +20,7 @@ from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader
 from windlass.report.events import read_events
 from windlass.training.loop import train
-from windlass.training.open_saved import open_saved
+from windlass.training.start.open_saved import open_saved
 
 
 def chat_recipe(base, rows=None, **sections) -> RunConfig:

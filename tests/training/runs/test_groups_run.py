@@ -11,8 +11,8 @@ from tests.training.runs.resuming import GROUPS, checkpoint
 from windlass.checkpoint.keep import diff
 from windlass.commands.export import export
 from windlass.errors import UserError
-from windlass.training.drift import check_drift, newest_trainer_state
 from windlass.training.left_open import keep_choices
+from windlass.training.start.drift import check_drift, newest_trainer_state
 
 OPTIM = {"kind": "muon", "groups": GROUPS}
 

@@ -28,7 +28,7 @@ from windlass.data.stream.order import Order
 from windlass.errors import UserError
 from windlass.report.events import read_events
 from windlass.training.announce import describe_length, describe_order
-from windlass.training.restore import Start
+from windlass.training.start.restore import Start
 
 DONE, STEPS, HELD_BACK = "_SUCCESS", 30, 40
 

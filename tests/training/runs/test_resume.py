@@ -26,7 +26,7 @@ from tests.training.runs.resuming import (
 )
 from windlass.proof.pool import RankFailed
 from windlass.training import loop
-from windlass.training.open_saved import open_saved
+from windlass.training.start.open_saved import open_saved
 
 STOPPED = 6
 

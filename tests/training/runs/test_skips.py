@@ -11,9 +11,9 @@ from windlass.data.stream.ledger import consumed_samples, lost, spans
 from windlass.data.stream.order import Order
 from windlass.proof.pool import RankFailed
 from windlass.report.events import read_events
-from windlass.training.drift import newest_trainer_state
 from windlass.training.preflight import prepare_only
-from windlass.training.restore import Start
+from windlass.training.start.drift import newest_trainer_state
+from windlass.training.start.restore import Start
 
 SMALL = {"shard_bytes": 4096, "shuffle_window": 2}
 STEPS = 14

@@ -15,11 +15,11 @@ from windlass.errors import UserError
 from windlass.runtime import start_runtime
 from windlass.training import assemble as page
 from windlass.training.assemble import assemble
-from windlass.training.drift import newest_trainer_state
 from windlass.training.loop import train
 from windlass.training.parts.device_memory import Room
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.sizing import choose_sizes as choices
+from windlass.training.start.drift import newest_trainer_state
 
 GIB = 1 << 30
 

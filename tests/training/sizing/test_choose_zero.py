@@ -16,10 +16,10 @@ from windlass.config import check_recipe
 from windlass.model.config import ModelConfig
 from windlass.optim.rules import NO_RULES
 from windlass.parallel.activations import RecomputePlan
-from windlass.training.drift import newest_trainer_state
-from windlass.training.model_plan import ModelPlan
 from windlass.training.parts.device_memory import Room
 from windlass.training.sizing import choose_zero
+from windlass.training.start.drift import newest_trainer_state
+from windlass.training.start.model_plan import ModelPlan
 from windlass.units import GIB
 
 

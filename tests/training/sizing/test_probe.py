@@ -11,10 +11,10 @@ from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.program import ShardedProgram
 from windlass.plan.sizes import StepSize
 from windlass.runtime import start_runtime
-from windlass.training.model_plan import ModelPlan, plan_of
-from windlass.training.parameter_rules import rules_of
 from windlass.training.parts.device_memory import Room
 from windlass.training.sizing.probe import _step, step_fits
+from windlass.training.start.model_plan import ModelPlan, plan_of
+from windlass.training.start.parameter_rules import rules_of
 
 
 def planned(config, runtime):

@@ -18,7 +18,7 @@ from windlass.objectives.objective import Objective
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
-from windlass.training.restore import Start
+from windlass.training.start.restore import Start
 
 
 def open_source(

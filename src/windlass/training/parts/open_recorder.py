@@ -15,8 +15,8 @@ from windlass.report.console import Console
 from windlass.report.events import EventLog, past_validations
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
-from windlass.training.model_plan import ModelPlan
 from windlass.training.parts.device_memory import MemoryParts, standing_bytes
+from windlass.training.start.model_plan import ModelPlan
 
 
 def open_console(config: RunConfig, runtime: Runtime) -> Console:

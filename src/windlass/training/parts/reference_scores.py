@@ -17,8 +17,8 @@ from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import ReferenceScores, identity, score_pairs
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
-from windlass.training.base_model import began_with, kept_scores
-from windlass.training.restore import Start
+from windlass.training.start.base_model import began_with, kept_scores
+from windlass.training.start.restore import Start
 
 
 def reference_scores(

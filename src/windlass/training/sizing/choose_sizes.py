@@ -13,13 +13,13 @@ from windlass.parallel.mesh import make_silent_mesh
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
-from windlass.training.model_plan import ModelPlan, plan_of
-from windlass.training.parameter_rules import rules_of
 from windlass.training.parts.device_memory import FindRoom, Room
 from windlass.training.parts.open_program import can_compile
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
 from windlass.training.sizing.probe import step_fits
+from windlass.training.start.model_plan import ModelPlan, plan_of
+from windlass.training.start.parameter_rules import rules_of
 from windlass.units import format_bytes
 
 OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")

@@ -12,9 +12,9 @@ from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import StepSize, micro_batches, total_bytes
 from windlass.plan.zero import choose_stage, exact_stages
 from windlass.runtime import Runtime
-from windlass.training.model_plan import ModelPlan
 from windlass.training.parts.device_memory import Room
 from windlass.training.sizing.host_memory import available_bytes
+from windlass.training.start.model_plan import ModelPlan
 from windlass.units import format_bytes
 
 OF_HOST: Final = 0.5

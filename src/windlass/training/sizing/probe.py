@@ -21,10 +21,10 @@ from windlass.optim.clip import gradient_norm
 from windlass.parallel.mesh import Mesh
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
-from windlass.training.model_plan import ModelPlan
 from windlass.training.parts.device_memory import Room
 from windlass.training.parts.open_program import open_program
 from windlass.training.sizing.out_of_memory import is_out_of_memory
+from windlass.training.start.model_plan import ModelPlan
 
 
 def step_fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:

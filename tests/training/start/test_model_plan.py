@@ -5,7 +5,7 @@ import pytest
 from tests import tiny
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import UserError
-from windlass.training.model_plan import check_vocabulary, recipe_architecture
+from windlass.training.start.model_plan import check_vocabulary, recipe_architecture
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
-from windlass.training.drift import check_drift
-from windlass.training.open_saved import check_trainer_state, nothing, weights_of
+from windlass.training.start.drift import check_drift
+from windlass.training.start.open_saved import check_trainer_state, nothing, weights_of
 
 STREAM_STATE: Final = ("samples_consumed", "shares", "lanes", "skipped", "read_from")
 

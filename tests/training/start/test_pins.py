@@ -14,9 +14,9 @@ from tests.loopback import hub as hub  # a fixture
 from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
 from windlass.model.open_config import model_directory
-from windlass.training.drift import check_drift
-from windlass.training.pins import fingerprint, keep_pins, pin_model, pins
 from windlass.training.preflight import make_ready, prepare_only
+from windlass.training.start.drift import check_drift
+from windlass.training.start.pins import fingerprint, keep_pins, pin_model, pins
 
 COMMIT, OTHER = "1234567890" * 4, "a" * 40
 NAMED = {"model": {"from": "org/tiny"}, "data": {"tokenizer": {"from": "org/tiny"}}}

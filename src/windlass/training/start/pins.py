@@ -2,7 +2,7 @@
 
 Settings `revision` (what the recipe asks for) and `commit` (what that was when the run began) are side by side in
 resolved.yaml and in every checkpoint. A run that goes on takes the commit of its checkpoint, without a network, as long as
-the recipe asks for the same revision; another revision is drift, which training/drift.py names.
+the recipe asks for the same revision; another revision is drift, which training/start/drift.py names.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def _as_before(now: Named, then: Mapping[str, Any]) -> Named:
     if commit is None or now.from_ != then["from"] or now.commit not in (None, commit):
         return now
     if now.revision not in (None, commit) and COMMIT.fullmatch(now.revision):
-        return now  # another commit by its full name: drift, which training/drift names
+        return now  # another commit by its full name: drift, which training/start/drift names
     revision = then["revision"] if now.revision == commit else now.revision  # the same, said by its full name
     return now.changed(commit=commit, revision=revision)
 

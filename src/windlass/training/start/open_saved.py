@@ -40,7 +40,7 @@ from windlass.parallel.build import Fill, store
 from windlass.precision.policy import uniform
 from windlass.report.events import read_events
 from windlass.safe_text import say
-from windlass.training.base_model import find_base, other_base
+from windlass.training.start.base_model import find_base, other_base
 
 REQUIRED: Final = {"step": int, "model": dict, "config": dict, "data": dict}
 

@@ -16,7 +16,7 @@ from windlass.parallel.activations import RecomputePlan, Workload, plan_recomput
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
-from windlass.training.parameter_rules import rules_of
+from windlass.training.start.parameter_rules import rules_of
 
 
 class ModelPlan(NamedTuple):

@@ -14,7 +14,7 @@ from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.commands import checkpoints
 from windlass.commands.generate import Sampling, generate
 from windlass.errors import BadCheckpoint, UserError
-from windlass.training.open_saved import find_checkpoint, open_saved, read_trainer_state
+from windlass.training.start.open_saved import find_checkpoint, open_saved, read_trainer_state
 
 
 def test_text_is_the_same_from_the_run_the_checkpoint_a_copy_and_the_export(run, exported, tmp_path):
@@ -80,7 +80,7 @@ OPEN_ALL = """
 import resource, sys
 from pathlib import Path
 from windlass.errors import UserError
-from windlass.training.open_saved import open_saved
+from windlass.training.start.open_saved import open_saved
 
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + (200 << 20)

@@ -4,8 +4,8 @@ import pytest
 
 from tests import tiny
 from windlass.errors import UserError
-from windlass.training.parameter_rules import MAX_KINDS, describe_trainable, rules_of
 from windlass.training.preflight import make_ready
+from windlass.training.start.parameter_rules import MAX_KINDS, describe_trainable, rules_of
 
 
 def announced(tmp_path, groups, **model):

@@ -29,8 +29,8 @@ from windlass.optim.schedule import learning_rate
 from windlass.runtime import Runtime
 from windlass.safe_text import printable, without_secrets
 from windlass.settings import judged
-from windlass.training.open_saved import read_trainer_state
-from windlass.training.parameter_rules import rules_of
+from windlass.training.start.open_saved import read_trainer_state
+from windlass.training.start.parameter_rules import rules_of
 from windlass.version import __version__
 
 
@@ -69,7 +69,7 @@ def _given(value: Any) -> Any:
 OF_A_HOST = ("data.cache", "hub.cache")
 """Settings that may name a path of each host's own."""
 BASE_KEYS = ("model.from", "model.revision", "model.commit")
-"""Where the frozen base of an adapter is: training/base_model compares the files there with those that the run began beside."""
+"""Where the frozen base of an adapter is: base_model compares the files there with those that the run began beside."""
 FREE = (
     "launch",
     # steps, tokens and epochs are judged by themselves below: they move the schedule

@@ -10,7 +10,8 @@ from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
 from windlass.model.open_config import model_directory
-from windlass.training.base_model import (
+from windlass.training.loop import train
+from windlass.training.start.base_model import (
     FRONT_MATTER,
     KEPT_CARD,
     KEPT_GENERATION,
@@ -18,8 +19,7 @@ from windlass.training.base_model import (
     kept_base_files,
     read_base,
 )
-from windlass.training.loop import train
-from windlass.training.pins import fetch_base_weights, pin_model
+from windlass.training.start.pins import fetch_base_weights, pin_model
 
 CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"
 

@@ -12,8 +12,8 @@ from tests import tiny
 from windlass.config import check_recipe
 from windlass.errors import SeveralErrors, UserError
 from windlass.runtime import start_runtime
-from windlass.training import drift
-from windlass.training.drift import begun, check_drift, check_ranks, newest_trainer_state, stream_to_keep
+from windlass.training.start import drift
+from windlass.training.start.drift import begun, check_drift, check_ranks, newest_trainer_state, stream_to_keep
 
 
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
