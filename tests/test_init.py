@@ -112,7 +112,9 @@ def test_a_part_that_is_none_is_refused_before_anything_is_made(tmp_path, part):
         windlass.train(recipe, **part)
     ((name, _),) = part.items()
     assert caught.value.given.startswith(f"train({name}=") and caught.value.rule.startswith(f"{name} is a")
-    assert "own-parts.md" in caught.value.change and sorted(tmp_path.rglob("*")) == before
+    page = {"sinks": "sink", "on_event": "sink"}.get(name, name)
+    assert f"docs/howto/own-{page}.md" in caught.value.change and PAGE.with_name(f"own-{page}.md").is_file()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_source_that_returns_no_stream_is_named(tmp_path):

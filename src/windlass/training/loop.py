@@ -69,9 +69,9 @@ def train(
     `signals`: SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop; off the main thread, or in a process group of the caller's,
     they are not caught. `raise_on_stop`: a run that a signal ended raises Stopped, for callers that retry by exceptions.
 
-    Parts of the caller's own, on every rank alike (docs/howto/own-parts.md has all): `objective` in place of the recipe's;
-    `source`, called with the stream of batches, returns the one that is read; `schedule(completed steps, all steps)` is the
-    learning rate of the next update; `family` is the class of the model family that the recipe names; `sinks` are sent the
+    Parts of the caller's own, on every rank alike (docs/howto/python.md lists a page of each): `objective` in place of the
+    recipe's; `source`, called with the stream of batches, returns the one that is read; `schedule(completed steps, all steps)`
+    is the learning rate of the next update; `family` is the class of the model family that the recipe names; `sinks` are sent the
     logged numbers, off the step; `on_event` is called on rank 0 with each line of events.jsonl. The last two cannot change
     the run: where they raise, it goes on without them.
     """

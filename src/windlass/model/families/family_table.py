@@ -241,7 +241,7 @@ def add_family(fields: type[Family]) -> None:
         raise UserError(
             f"family={fields!r}",
             "a family is a class of windlass.model.families, with its name in `family`",
-            "derive it from Family, or from a family that is near it: docs/howto/own-parts.md",
+            "derive it from Family, or from a family that is near it: docs/howto/own-family.md",
         )
     if FAMILIES.setdefault(name, fields) is not fields:
         raise UserError(f"a family {name!r} of your own", f"{name} is a family already", "give it another name")

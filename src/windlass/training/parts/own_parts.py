@@ -18,6 +18,7 @@ from windlass.training.parts.device_memory import FindRoom, device_room
 SINKS: Final = (
     "a list of objects with numbers(), flush() and close(); tensorboard, wandb and trackio are names in report.sinks"
 )
+PAGES: Final = {"sinks": "sink", "on_event": "sink"}
 
 
 def _has(part: Any, *methods: str) -> bool:
@@ -61,7 +62,7 @@ class OwnParts:
                 raise UserError(
                     f"train({name}={part!r:.80})",
                     f"{name} is {wanted}",
-                    "give one (docs/howto/own-parts.md has an example), or leave it out for what the recipe says",
+                    f"give one (docs/howto/own-{PAGES.get(name, name)}.md shows one), or leave it out for what the recipe says",
                 )
 
     def names(self) -> dict[str, str]:
@@ -78,7 +79,7 @@ class OwnParts:
             raise UserError(
                 f"the source {_name(self.source)} returns {found!r:.80}",
                 "a source needs the methods of the stream of batches: next, state, entry, drain_events, close",
-                "return the stream that it was called with, or an object around it (docs/howto/own-parts.md)",
+                "return the stream that it was called with, or an object around it (docs/howto/own-source.md)",
             )
         return found
 
