@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
-from windlass.other_names.answers import as_yaml
+from windlass.other_names.answers import REMOVE, as_yaml
 from windlass.other_names.renamed_keys import named_section, renamed, renamed_elsewhere
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
@@ -129,24 +129,29 @@ def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> st
     """What may be meant by a key that its section does not have: another word for one of its keys, a key of another section, a
     word for one of those, or the nearest in spelling."""
     section, key = ".".join(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
+    ours = named_section(key) if isinstance(value, Mapping) and value and section in ("", "optim") else ""
+    if ours:
+        return f"{_hints_inside(recipe, ours, value)}; "
     if (hint := renamed(section, key, value)) or len(location) > 2:
-        ours = named_section(key) if not section and isinstance(value, Mapping) else ""
-        inside = _hints_inside(recipe, ours, value) if ours else ""
-        return f"{hint.removesuffix('; ')}: {inside}; " if inside else hint or nearest(key, choices)
+        return hint or nearest(key, choices)
     others = [f"`{name}.{key}`" for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     there = f"did you mean {' or '.join(others)}? " if others else ""
     return there or renamed_elsewhere(key, value) or nearest(key, choices)
 
 
 def _hints_inside(recipe: Any, ours: str, given: Mapping[str, Any]) -> str:
-    """What to write for each key of another tool's section, whose place here is the section `ours`; and for which of them nothing
-    is known."""
+    """What to write for each key of another tool's section, whose place here is `ours`; and for which of them nothing is known.
+    The place itself is named where one of them is there."""
     found, unknown = list[str](), list[str]()
     for key, value in given.items():
         hint = _hint_inside(recipe, ours, str(key), value)
-        (found if hint else unknown).append(f"for {key} use {hint}" if hint else str(key))
+        is_useless = hint.startswith(REMOVE)
+        found += [hint.replace(REMOVE, f"remove {key}:", 1) if is_useless else f"for {key} use {hint}"] if hint else []
+        unknown += [] if hint else [str(key)]
     more = [f"no key is known for {', '.join(unknown)}"] if unknown else []
-    return "; ".join([*found, *more])
+    said, section = "; ".join([*found, *more]), ours.partition(".")[0]
+    is_there = unknown or any(f"{section}." in one for one in found)
+    return f"use the section {section}: {said}" if is_there else said
 
 
 def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
@@ -154,7 +159,7 @@ def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
     shown = as_yaml(value) if len(as_yaml(value)) <= MAX_SHOWN else "..."
     if key in recipe.model_fields:
         return f"the section {key}"
-    if key in _keys_at(recipe, (ours,)):
+    if key in _keys_at(recipe, tuple(ours.split("."))):
         return f"{'adapter.kind=lora ' if ours == 'adapter' and key != 'kind' else ''}{ours}.{key}={shown}"
     others = [name for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     hint = renamed(ours, key, value) or renamed("", key, value)

@@ -6,7 +6,7 @@ and renamed_keys.py), so a new row serves both. Where a tool's default differs f
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
@@ -18,7 +18,7 @@ from windlass.config import RunConfig
 from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError
 from windlass.mistakes import accepted
-from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.answers import REMOVE, answers, as_yaml
 from windlass.other_names.renamed_keys import renamed_elsewhere
 from windlass.other_names.table import absent
 from windlass.recipe import apply_override
@@ -254,8 +254,8 @@ def _by_rows(found: Imported, key: str, value: Any) -> None:
     if key in SAME:
         found.put(given, f"{SAME[key]}={as_yaml(value)}")
         return
-    answer = next(iter(sorted(answers(key, value)) or _words(renamed_elsewhere(key, value))), WHY.get(key, UNKNOWN))
-    answer = accepted(RunConfig, answer)
+    found_here = sorted(answers(key, value)) or [renamed_elsewhere(key, value).removeprefix("use ").rstrip("; ")]
+    answer = accepted(RunConfig, (found_here[0] or WHY.get(key, UNKNOWN)).removeprefix(REMOVE).lstrip())
     settings = _overrides(answer)
     if settings:
         found.put(given, *settings)
@@ -272,10 +272,6 @@ def _overrides(answer: str) -> list[str]:
     return (
         [] if is_choice or not all(re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+=.+", part) for part in settings) else settings
     )
-
-
-def _words(hint: str) -> Iterable[str]:
-    return [hint.removeprefix("use ").rstrip("; ")] if hint else []
 
 
 def _quoted(text: str) -> str:
