@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import REMOVE, as_yaml
 from windlass.other_names.renamed_keys import named_section, renamed, renamed_elsewhere
+from windlass.other_names.values import value_meant
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
@@ -120,9 +121,12 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         path, given = path_of(location), items[0]["input"]
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
         must = " or ".join(dict.fromkeys(map(meant, items)))
+        declared = path_of(_declared(recipe, location))
+        if (known := value_meant(declared, given)) is not None:
+            yield location, UserError(f"{path}={given!r}", f"{known.reason}; {path} must be {must}", known.change)
+            continue
         hint = nearest(str(given), choices)
-        more = more_of(path_of(_declared(recipe, location)))
-        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more}")
+        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(declared)}")
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
@@ -177,8 +181,11 @@ def accepted(recipe: type[Settings], answer: str) -> str:
         model = recipe.model_fields[section].annotation if section in recipe.model_fields else None
         if found.start() < at or model is None or section == "model":
             continue
-        must = _refused(model, key, f"{section}.{key}", answer[found.end() : end])
+        value = answer[found.end() : end]
+        must = _refused(model, key, f"{section}.{key}", value)
         if must is not None:
+            if known := value_meant(f"{section}.{key}", value):
+                must = f"{known.reason}; {must}"
             parts.append(f"{answer[at : found.start()]}{section}.{key} ({must})")
             at = end
     return "".join(parts) + answer[at:]

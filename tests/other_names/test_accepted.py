@@ -88,7 +88,9 @@ def test_what_is_answered_to_a_word_for_a_size_of_the_model_is_a_whole_number(va
 
 
 ANSWERS = {  # answers that were refused at the next start, or wrong
-    "lr_scheduler_type=cosine_with_restarts": "use optim.schedule (it must be 'cosine', 'wsd', 'linear' or 'constant'); ",
+    "lr_scheduler_type=cosine_with_restarts": (
+        "use optim.schedule (cosine_with_restarts is not in this version; it must be 'cosine', 'wsd', 'linear' or 'constant'); "
+    ),
     "lr_scheduler_type=constant_with_warmup": "use optim.schedule=constant; ",
     "activation_checkpoint={mode: full}": "use parallel.recompute=full; ",
     "lr_scheduler={warmup_steps: 200}": "use the section optim: for warmup_steps use optim.warmup_steps=200; ",
@@ -110,7 +112,7 @@ ANSWERS = {  # answers that were refused at the next start, or wrong
     "save_interval=1000ba": "use checkpoint.every_steps=1000; ",
     "eval_interval=500ba": "use evaluate.every_steps=500; ",
     "max_steps=-1": "use run.steps (it must be at least 1); ",
-    "optim.name=adafactor": "use optim.kind (it must be 'adamw' or 'muon'); ",
+    "optim.name=adafactor": "use optim.kind (adafactor is not in this version; it must be 'adamw' or 'muon'); ",
     "optim.type=AdamW": "use optim.kind=adamw; ",
     "parallel.sequence_parallel=true": "parallelism along; parallel.context (its values: windlass keys parallel.context) cuts",
     "dtype=float16": "use precision.policy=fp16; ",
