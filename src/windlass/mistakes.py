@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
-from windlass.errors import UserError, nearest
+from windlass.errors import SeveralErrors, UserError, nearest
 from windlass.other_names.answers import REMOVE, as_yaml
 from windlass.other_names.renamed_keys import named_section, renamed, renamed_elsewhere
 from windlass.other_names.values import value_meant
@@ -112,7 +112,9 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         elif item["type"] == "missing":
             yield location, UserError(f"{path} is missing", f"{path} has no default", f"add {path} to the recipe")
         elif item["type"] == "value_error":
-            yield from ((location, one) for one in _as_user_errors(item["ctx"]["error"], location, item["input"]))
+            for error in _as_user_errors(item["ctx"]["error"], location, item["input"]):
+                is_model = location[0] == "model"  # with other tools' keys, which its family answers
+                yield from ((location, one) for one in (_taken(recipe, error) if is_model else [error]))
         else:
             kinds.setdefault(location, []).append(item)
     for location, items in kinds.items():
@@ -189,6 +191,12 @@ def accepted(recipe: type[Settings], answer: str) -> str:
             parts.append(f"{answer[at : found.start()]}{section}.{key} ({must})")
             at = end
     return "".join(parts) + answer[at:]
+
+
+def _taken(recipe: type[Settings], error: UserError) -> Iterator[UserError]:
+    """An error, or the several that it holds, with settings that are taken."""
+    for one in error.errors if isinstance(error, SeveralErrors) else (error,):
+        yield UserError(one.given, one.rule, accepted(recipe, one.change))
 
 
 def _end_of_value(text: str, begin: int) -> int:
