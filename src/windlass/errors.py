@@ -194,11 +194,11 @@ def exit_code_of(error: BaseException) -> int:
     return EXIT_BUG
 
 
-def nearest(word: str, choices: list[str]) -> str:
-    """' Did you mean `x`?' for the closest of `choices`, or '' if none is near."""
+def nearest(word: str, choices: list[str], cutoff: float = 0.6) -> str:
+    """' Did you mean `x`?' for the closest of `choices`, or '' if none is near. `cutoff`: difflib's ratio, 1 for equal words."""
     import difflib
 
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
     return f"did you mean `{close[0]}`? " if close else ""
 
 

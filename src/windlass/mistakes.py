@@ -13,9 +13,10 @@ from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
-from windlass.errors import UserError, nearest
-from windlass.other_names.answers import as_yaml
+from windlass.errors import SeveralErrors, UserError, nearest
+from windlass.other_names.answers import REMOVE, as_yaml
 from windlass.other_names.renamed_keys import named_section, renamed_elsewhere, renamed_key_advice
+from windlass.other_names.values import value_meant
 from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
@@ -111,7 +112,9 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         elif item["type"] == "missing":
             yield location, UserError(f"{path} is missing", f"{path} has no default", f"add {path} to the recipe")
         elif item["type"] == "value_error":
-            yield from ((location, one) for one in _as_user_errors(item["ctx"]["error"], location, item["input"]))
+            for error in _as_user_errors(item["ctx"]["error"], location, item["input"]):
+                is_model = location[0] == "model"  # with other tools' keys, which its family answers
+                yield from ((location, one) for one in (_taken(recipe, error) if is_model else [error]))
         else:
             kinds.setdefault(location, []).append(item)
     for location, items in kinds.items():
@@ -120,33 +123,41 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         path, given = path_of(location), items[0]["input"]
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
         must = " or ".join(dict.fromkeys(map(meant, items)))
+        declared = path_of(_declared(recipe, location))
+        if (known := value_meant(declared, given)) is not None:
+            yield location, UserError(f"{path}={given!r}", f"{known.reason}; {path} must be {must}", known.change)
+            continue
         hint = nearest(str(given), choices)
-        more = more_of(path_of(_declared(recipe, location)))
-        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more}")
+        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(declared)}")
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
     """What may be meant by a key that its section does not have: another word for one of its keys, a key of another section, a
     word for one of those, or the nearest in spelling."""
     section, key = ".".join(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
+    ours = named_section(key) if isinstance(value, Mapping) and value and section in ("", "optim") else ""
+    if ours:
+        return f"{_hints_inside(recipe, ours, value)}; "
     if (hint := renamed_key_advice(section, key, value)) or len(location) > 2:
-        ours = named_section(key) if not section and isinstance(value, Mapping) else ""
-        inside = _hints_inside(recipe, ours, value) if ours else ""
-        return f"{hint.removesuffix('; ')}: {inside}; " if inside else hint or nearest(key, choices)
+        return hint or nearest(key, choices)
     others = [f"`{name}.{key}`" for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     there = f"did you mean {' or '.join(others)}? " if others else ""
     return there or renamed_elsewhere(key, value) or nearest(key, choices)
 
 
 def _hints_inside(recipe: Any, ours: str, given: Mapping[str, Any]) -> str:
-    """What to write for each key of another tool's section, whose place here is the section `ours`; and for which of them nothing
-    is known."""
+    """What to write for each key of another tool's section, whose place here is `ours`; and for which of them nothing is known.
+    The place itself is named where one of them is there."""
     found, unknown = list[str](), list[str]()
     for key, value in given.items():
         hint = _hint_inside(recipe, ours, str(key), value)
-        (found if hint else unknown).append(f"for {key} use {hint}" if hint else str(key))
+        is_useless = hint.startswith(REMOVE)
+        found += [hint.replace(REMOVE, f"remove {key}:", 1) if is_useless else f"for {key} use {hint}"] if hint else []
+        unknown += [] if hint else [str(key)]
     more = [f"no key is known for {', '.join(unknown)}"] if unknown else []
-    return "; ".join([*found, *more])
+    said, section = "; ".join([*found, *more]), ours.partition(".")[0]
+    is_there = unknown or any(f"{section}." in one for one in found)
+    return f"use the section {section}: {said}" if is_there else said
 
 
 def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
@@ -154,7 +165,7 @@ def _hint_inside(recipe: Any, ours: str, key: str, value: Any) -> str:
     shown = as_yaml(value) if len(as_yaml(value)) <= MAX_SHOWN else "..."
     if key in recipe.model_fields:
         return f"the section {key}"
-    if key in _keys_at(recipe, (ours,)):
+    if key in _keys_at(recipe, tuple(ours.split("."))):
         return f"{'adapter.kind=lora ' if ours == 'adapter' and key != 'kind' else ''}{ours}.{key}={shown}"
     others = [name for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     hint = renamed_key_advice(ours, key, value) or renamed_key_advice("", key, value)
@@ -172,11 +183,20 @@ def accepted(recipe: type[Settings], answer: str) -> str:
         model = recipe.model_fields[section].annotation if section in recipe.model_fields else None
         if found.start() < at or model is None or section == "model":
             continue
-        must = _refused(model, key, f"{section}.{key}", answer[found.end() : end])
+        value = answer[found.end() : end]
+        must = _refused(model, key, f"{section}.{key}", value)
         if must is not None:
+            if known := value_meant(f"{section}.{key}", value):
+                must = f"{known.reason}; {must}"
             parts.append(f"{answer[at : found.start()]}{section}.{key} ({must})")
             at = end
     return "".join(parts) + answer[at:]
+
+
+def _taken(recipe: type[Settings], error: UserError) -> Iterator[UserError]:
+    """An error, or the several that it holds, with settings that are taken."""
+    for one in error.errors if isinstance(error, SeveralErrors) else (error,):
+        yield UserError(one.given, one.rule, accepted(recipe, one.change))
 
 
 def _end_of_value(text: str, begin: int) -> int:

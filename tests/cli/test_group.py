@@ -47,7 +47,7 @@ def test_a_setting_with_dashes_is_answered_without(arguments, setting):
         ),
         (["train", "r.yaml", "--output_dir", "[x"], "windlass train --output_dir", "use run.directory=[x"),
         (["data", "lint", "r.yaml", "--seq-len", "4"], "windlass data lint --seq-len", "use data.sequence_length=4"),
-        (["train", "r.yaml", "--resume"], "windlass train --resume", "use nothing (the same command resumes)"),
+        (["train", "r.yaml", "--resume"], "windlass train --resume", "remove it: the same command resumes"),
     ],
 )
 def test_another_tools_option_is_answered_with_our_setting(arguments, given, change):

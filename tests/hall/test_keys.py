@@ -50,7 +50,7 @@ def test_a_name_that_is_none_is_answered_with_the_nearest():
         ("lr", "use optim.learning_rate=VALUE; "),
         ("data.seq_len", "use data.sequence_length=VALUE; "),
         ("lora_r", "use adapter.kind=lora adapter.rank=VALUE; "),
-        ("gradient_accumulation_steps", "use nothing (accumulation follows from "),
+        ("gradient_accumulation_steps", "remove it: accumulation follows from "),
         ("training", "use the section run; "),
     ],
 )

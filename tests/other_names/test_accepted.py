@@ -88,30 +88,45 @@ def test_what_is_answered_to_a_word_for_a_size_of_the_model_is_a_whole_number(va
 
 
 ANSWERS = {  # answers that were refused at the next start, or wrong
-    "lr_scheduler_type=cosine_with_restarts": "use optim.schedule (it must be 'cosine', 'wsd', 'linear' or 'constant'); ",
+    "lr_scheduler_type=cosine_with_restarts": (
+        "use optim.schedule (cosine_with_restarts is not in this version; it must be 'cosine', 'wsd', 'linear' or 'constant'); "
+    ),
     "lr_scheduler_type=constant_with_warmup": "use optim.schedule=constant; ",
     "activation_checkpoint={mode: full}": "use parallel.recompute=full; ",
-    "lr_scheduler={warmup_steps: 200}": "use optim.schedule for what it says (windlass keys optim); ",
-    "scheduler={name: cosine_with_warmup}": "use optim.schedule for what it says (windlass keys optim); ",
+    "lr_scheduler={warmup_steps: 200}": "use the section optim: for warmup_steps use optim.warmup_steps=200; ",
+    "scheduler={name: cosine_with_warmup, t_warmup: 10}": (
+        "use the section optim: for name use optim.schedule=cosine; for t_warmup use optim.warmup_steps; "
+    ),
+    "lr_scheduler={warmup_steps: 2, decay_ratio: 0.8, decay_type: linear, min_lr_factor: 0.1}": (
+        "use the section optim: for warmup_steps use optim.warmup_steps=2; for decay_ratio use optim.schedule=wsd "
+        "optim.decay_fraction=0.8; for decay_type use optim.schedule=linear (wsd beside a decay_ratio); for min_lr_factor use "
+        "optim.floor=0.1; "
+    ),
+    "optim.scheduler={num_cycles: 2, fun: 1}": (
+        "use the section optim: for num_cycles use optim.schedule, which has no restarts; no key is known for fun; "
+    ),
+    "lr_scheduler_kwargs={min_lr_rate: 0.1}": "use the section optim: for min_lr_rate use optim.floor=0.1; ",
+    "training={mixed_precision_param: bfloat16}": "for mixed_precision_param use precision.parameters=bf16; keys of",
+    "training={dataloader_num_workers: 4}": "remove dataloader_num_workers: batches are read ahead by a thread of",
     "train_loader={dataset: {a: 1}}": "use data.sources, whose keys are others (windlass keys data.sources); ",
     "save_interval=1000ba": "use checkpoint.every_steps=1000; ",
     "eval_interval=500ba": "use evaluate.every_steps=500; ",
     "max_steps=-1": "use run.steps (it must be at least 1); ",
-    "optim.name=adafactor": "use optim.kind (it must be 'adamw' or 'muon'); ",
+    "optim.name=adafactor": "use optim.kind (adafactor is not in this version; it must be 'adamw' or 'muon'); ",
     "optim.type=AdamW": "use optim.kind=adamw; ",
-    "parallel.sequence_parallel=true": "brings along; parallel.context (its values: windlass keys parallel.context) cuts long",
+    "parallel.sequence_parallel=true": "parallelism along; parallel.context (its values: windlass keys parallel.context) cuts",
     "dtype=float16": "use precision.policy=fp16; ",
     "dropout=0.0": "use attn_pdrop, embd_pdrop and resid_pdrop of model.family=gpt2, attention_dropout of others, or ada",
-    "bias=false": "use nothing (model.family=gpt2 has biases), or attention_bias and mlp_bias of a model.family that has",
+    "bias=false": "remove it: model.family=gpt2 has biases; or use attention_bias and mlp_bias of a model.family that has",
     "evaluate.batch_size=8": "use run.micro_batch (validation has the same); ",
-    "data_seed=42": "use nothing (run.seed is of the data's order too); ",
+    "data_seed=42": "remove it: run.seed is of the data's order too; ",
     "checkpointer={checkpoint_dir: x}": "use model.from for its checkpoint_dir, run.directory for its output_dir; ",
     "metric_logger.log_dir=x": "use report.sinks, beside the lines and the page in run.directory; ",
     "report.to=wandb": "use report.sinks=[wandb]; ",
     "report.wandb=true": "use report.sinks=[wandb]; ",
     "report_to=[wandb, tensorboard]": "use report.sinks=[wandb, tensorboard]; ",
     "report_to=none": "use report.sinks=[]; ",
-    "data.streaming=true": "use nothing (shards are read as they are needed), or data.order.first_epoch=written to train",
+    "data.streaming=true": "remove it: shards are read as they are needed; or use data.order.first_epoch=written to train",
 }
 
 
@@ -119,6 +134,13 @@ ANSWERS = {  # answers that were refused at the next start, or wrong
 def test_answers_by_their_value(override):
     (error,) = answers_to([override]).values()
     assert ANSWERS[override] in error.change
+
+
+def test_a_section_of_ours_is_named_where_a_key_goes_there():
+    (error,) = answers_to(["training={mixed_precision_param: bfloat16}"]).values()
+    assert error.change.startswith("for mixed_precision_param use precision.parameters=bf16; ")
+    (error,) = answers_to(["training={mixed_precision_param: bfloat16, steps: 5}"]).values()
+    assert error.change.startswith("use the section run: for mixed_precision_param use ")
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ WRONG_KEYS = {  # as people write them -> what the answer says
     "parallel.pipeline=2": "use parallel.pp=2; ",
     "parallel.data=2": "use parallel.replicate=2 parallel.zero=0 (whole copies, DDP) or parallel.shard=2 (ZeRO, FSDP); ",
     "parallel.dp=2": "use parallel.replicate=2 parallel.zero=0 (whole copies, DDP) or parallel.shard=2 (ZeRO, FSDP); ",
-    "parallel.sequence=2": "parallel.tp brings along; parallel.context=2 cuts long sequences; ",
+    "parallel.sequence=2": "parallel.tp brings sequence parallelism along; parallel.context=2 cuts long sequences; ",
     "parallel.cp=2": "use parallel.context=2; ",
     "parallel.ep=2": "use parallel.expert=2; ",
     "parallel.gpus=4": "use the command: windlass train RECIPE --nproc 4 (all visible GPUs without it; parallel divides them); ",
     "run.nproc=2": "use the command: windlass train RECIPE --nproc 2 (all visible GPUs without it; parallel divides them); ",
     "parallel.num_nodes=2": "use the command: windlass launch nodes RECIPE --nodes 2 (or launch slurm); ",
-    "parallel.accelerator=gpu": "use nothing (the device is found); ",
+    "parallel.accelerator=gpu": "remove it: the device is found; ",
     "data.seq_len=64": "use data.sequence_length=64; ",
     "data.path=texts": "use data.sources=[{path: texts}], or hub for path; ",
     "data.val_split=0.1": "use data.validation=0.1; ",
@@ -48,9 +48,9 @@ WRONG_KEYS = {  # as people write them -> what the answer says
     "run.max_steps=9": "use run.steps=9; ",
     "run.batch_size=9": "use run.tokens_per_step (sequences x data.sequence_length); ",
     "run.micro_batch_size=9": "use run.micro_batch=9; ",
-    "run.gradient_accumulation_steps=4": "use nothing (accumulation follows from run.tokens_per_step and run.micro_batch); ",
+    "run.gradient_accumulation_steps=4": "remove it: accumulation follows from run.tokens_per_step and run.micro_batch; ",
     "run.num_epochs=2": "use run.epochs=2; ",
-    "run.resume=true": "use nothing (the same command resumes), or run.start_from for another run's weights; ",
+    "run.resume=true": "remove it: the same command resumes; or use run.start_from for another run's weights; ",
     "run.lr=1e-4": "use optim.learning_rate=0.0001; ",
     "run.sequence_length=64": "did you mean `data.sequence_length`? ",
     "run.precision_policy=bf16": "",
@@ -127,3 +127,33 @@ def test_what_is_answered_to_a_wrong_key_is_a_key_and_no_word_is_one():
             assert not set(words.split()) & set(own), (section, ours)
         listed = [word for words in rows.values() for word in words.split()]
         assert len(listed) == len(set(listed)), section
+
+
+UNDER_MODEL = {  # torchtune has the first there; all were answered with `remove`, and two with a field that is none of theirs
+    "lora_rank=8": "use adapter.kind=lora adapter.rank=8; or remove `lora_rank`",
+    "lora_rank=few": "use adapter.kind=lora adapter.rank (it must be a whole number); or remove `lora_rank`",
+    "lora_attn_modules=[q_proj]": "use adapter.targets=[q_proj]; or remove `lora_attn_modules`",
+    "lora_target=all": "use adapter.targets=all-linear; or remove `lora_target`",
+    "gradient_checkpointing=true": "use parallel.recompute=full; or remove `gradient_checkpointing`",
+    "n_layer=12": "use model.num_hidden_layers=12; or remove `n_layer`",
+    "block_size=1024": "use data.sequence_length=1024; or remove `block_size`",
+    "load_in_8bit=true": "use adapter.base=nf4 (four bits; eight are not in this version); or remove `load_in_8bit`",
+    "use_flash_attention_2=true": "remove it: torch chooses the kernel of attention; the first lines of a run name it",
+    "tie_weights=true": "use model.tie_word_embeddings=true; or remove `tie_weights`",
+    "hiden_size=8": "did you mean `hidden_size`? write that, or remove `hiden_size`",
+    "book_size=8": "remove `book_size`",
+}
+
+
+@pytest.mark.parametrize("override", UNDER_MODEL)
+def test_another_tools_key_under_model_is_answered_as_anywhere(override):
+    tree = {**TREE, "model": {"family": "qwen3", "hidden_size": 8}}
+    said = {given: error.change for given, error in answers_to([f"model.{override}"], tree).items()}
+    key = override.partition("=")[0]
+    assert [change for given, change in said.items() if given.startswith(f"model: {key}: ")] == [UNDER_MODEL[override]]
+
+
+def test_a_count_that_is_no_field_is_shown_as_it_was_given():
+    """8B was shown as 8000000000."""
+    (given,) = answers_to(["model.flavor=8B"])
+    assert given == 'model: flavor: "8B"'

@@ -87,8 +87,8 @@ def test_numbers_are_those_of_torchs_enumeration(number):
         ({"bucket_cap_mb": 50}, "use parallel.zero=0 parallel.bucket_mib=50"),
         ({"gradient_checkpointing": True}, "use parallel.recompute=full"),
         ({"mixed_precision": "bf16"}, "use precision.policy=bf16"),
-        ({"min_num_params": 1_000_000}, "use nothing, or parallel.blocks_per_unit (a unit is a block)"),
-        ({"use_orig_params": True}, "use nothing (FSDP2 keeps every parameter by its own name)"),
+        ({"min_num_params": 1_000_000}, "remove it: a unit is a block; or use parallel.blocks_per_unit"),
+        ({"use_orig_params": True}, "remove it: FSDP2 keeps every parameter by its own name"),
         (
             {"zero": "SHARD_GRAD_OP", "cpu_offload": True},
             "use parallel.zero=2 parallel.shard=-1; parallel.offload=true",
@@ -170,7 +170,7 @@ def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():
     ("given", "change"),
     [
         ({"fp8": True}, "use precision.policy=fp8"),
-        ({"fp8": False}, "nothing (precision.policy alone says it)"),
+        ({"fp8": False}, "remove it: precision.policy alone says it"),
         ({"float8": {"enable_fsdp_float8_all_gather": True}}, "use precision.policy=fp8"),
         ({"precision": {"fp8": True}}, "use precision.policy=fp8"),
     ],
@@ -226,7 +226,7 @@ def test_a_precision_by_another_tools_name_is_answered_with_ours(word, policy):
         (
             {"fp16": False, "bf16": True},
             "fp16=false; bf16=true",
-            "use nothing (precision.policy alone says it); precision.p",
+            "use precision.policy=bf16; remove fp16: precision.policy alone says it",
         ),
         ({"bf16": {"enabled": True}}, "bf16={enabled: true}", "use precision.policy=bf16"),
         ({"precision": {"mixed_precision": "fp16"}}, "precision.mixed_precision=fp16", "use precision.policy=fp16"),
@@ -262,7 +262,9 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
                 continue
             ((keys, error),) = other_names({row.section: {word: value}}, tuple(POLICIES))
             assert keys == [f"{row.section}.{word}"] and f"{keys[0]}=" in error.given and f"({row.tool})" in error.rule
-            assert re.match(r"use (parallel\.|precision\.|adapter\.|optim\.|data\.|objective\.|nothing)", error.change)
+            assert re.match(
+                r"remove it: |use (parallel\.|precision\.|adapter\.|optim\.|data\.|objective\.)", error.change
+            )
     ours = {"parallel": ParallelConfig().model_dump(), "precision": {"policy": "bf16", "states": "bf16"}}
     assert list(other_names(ours, tuple(POLICIES))) == []
 
@@ -286,7 +288,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"adapter": {"target_modules": r".*\.1\..*"}}, "adapter.targets=[q_proj, v_proj] (for example; regular"),
         ({"adapter": "qlora"}, "adapter.kind=lora adapter.base=nf4"),
         ({"adapter": {"kind": "qlora"}}, "adapter.kind=lora adapter.base=nf4"),
-        ({"adapter": {"bias": "none"}}, "nothing (biases stay frozen"),
+        ({"adapter": {"bias": "none"}}, "remove it: biases stay frozen"),
         ({"adapter": "lora"}, "adapter.kind=lora"),
         ({"finetuning_type": "full"}, "adapter.kind=none"),
         ({"use_rslora": True}, "adapter.rank_stabilized=true"),
@@ -295,7 +297,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"data": {"max_seq_length": 2048}}, "data.sequence_length=2048"),
         ({"sample_packing": True}, "data.packing=best-fit"),
         ({"stage": "sft"}, "objective.kind=sft"),
-        ({"train_on_inputs": False}, "nothing (of a source"),
+        ({"train_on_inputs": False}, "remove it: of a source"),
         ({"stage": "dpo"}, "objective.kind=dpo"),
         ({"rl": "ipo"}, "objective.kind=dpo objective.loss=ipo"),
         ({"rl": "orpo"}, "objective.kind=dpo objective.loss=orpo"),
@@ -304,7 +306,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"pref_beta": 0.2}, "objective.kind=dpo objective.beta=0.2"),
         ({"dpo_label_smoothing": 0.1}, "objective.loss=robust objective.label_smoothing=0.1"),
         ({"simpo_gamma": 0.5}, "objective.loss=simpo objective.target_margin=0.5"),
-        ({"ref_model": "base"}, "nothing (the reference is the model that the run begins with)"),
+        ({"ref_model": "base"}, "remove it: the reference is the model that the run begins with"),
         ({"objective": {"kind": "ipo"}}, "objective.kind=dpo objective.loss=ipo"),
     ],
     ids=str,
@@ -373,4 +375,4 @@ def test_adapters_that_are_not_here_are_refused_by_name(given, rule):
 
 def test_without_dora_there_is_nothing_to_write():
     ((_, error),) = other_names({"use_dora": False}, tuple(POLICIES))
-    assert error.change == "use nothing (factors are plain LoRA)" and "another tool's name" in error.rule
+    assert error.change == "remove it: factors are plain LoRA" and "another tool's name" in error.rule

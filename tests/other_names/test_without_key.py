@@ -44,9 +44,40 @@ def test_keys_of_other_tools_are_answered_at_the_top_of_a_recipe(tool):
     """Each with what to write, or with what this version does in its place."""
     for key in FOREIGN[tool].split():
         said = " ".join(error.change for error in answers_to([f"{key}=true"]).values())
-        assert re.search(r"\buse (?!the keys)", said), (key, said)
+        assert re.search(r"\buse (?!the keys)|remove it: ", said), (key, said)
 
 
 def test_what_is_not_in_this_version_is_named():
     (error,) = answers_to(["neftune_noise_alpha=5"]).values()
-    assert error.change.startswith("use nothing (not in this version: noise on embeddings); ")
+    assert error.change.startswith("remove it: this version has no noise on embeddings; ")
+
+
+SAID = {
+    "eval_iters=200": "use evaluate.sequences, that number times the sequences of a batch; ",
+    "limit_val_batches=0.5": "use evaluate.sequences, that number times the sequences of a batch; ",
+    "evaluate.batches=10": "use evaluate.sequences, that number times the sequences of a batch; ",
+    "evaluate.samples=10": "use evaluate.sequences=10; ",
+    "min_lr_ratio=0.1": "use optim.floor=0.1; ",
+    "save_safetensors=true": "remove it: `windlass export` writes safetensors; ",
+    "save_only_model=true": "remove it: checkpoints hold the optimizer, so that a run resumes; `windlass export` writes ",
+    "lr_scheduler_kwargs=x": "use optim.floor and optim.decay_fraction; ",
+    "ddp_backend=nccl": "remove it: the device, its backend and this rank are found; ",
+    "peft_config={r: 8}": "use the section adapter: for r use adapter.kind=lora adapter.rank=8; ",
+    "unsloth=true": "remove it: this version has no fused kernels of Liger or Unsloth; ",
+    "tie_word_embeddings=true": "use model.tie_word_embeddings=true; ",
+    "weight_tying=false": "use model.tie_word_embeddings=false; ",
+    "lora_on_cpu=true": "remove it: weights are read one rank's part at a time; ",
+    "shuffle_merged_datasets=false": "use data.shuffle_window, in shards (the stream is always shuffled); ",
+    "dpo_ftx=1": "remove it: this version has no loss on the chosen answers beside that of pairs; ",
+    "neat_packing=true": "use data.isolate=true; ",
+    "parallel.pipeline_parallel_schedule=1f1b": "use parallel.schedule=1f1b; ",
+    "parallel.enable_async_tensor_parallel=true": "remove it: this version has no tensor parallelism that computes while it ",
+    "precision.fp8_recipe=rowwise": "use precision.scaling, with precision.policy=fp8; ",
+}
+
+
+@pytest.mark.parametrize("override", SAID)
+def test_keys_that_had_no_answer_or_one_in_another_unit(override):
+    """Batches were answered with as many sequences."""
+    (error,) = answers_to([override]).values()
+    assert error.change.startswith(SAID[override]), error.change

@@ -24,10 +24,13 @@ from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
-from windlass.other_names.renamed_keys import renamed_key_advice
+from windlass.other_names.answers import REMOVE
+from windlass.other_names.renamed_keys import renamed_elsewhere, renamed_key_advice
 from windlass.settings import Settings, Violation, meant, read_count
 
 MAX_SHOWN: Final = 200  # characters of a value in a message
+NEAR_FIELD: Final = 0.75
+"""difflib's ratio from which a key is taken for a slip of a field. At the usual 0.6 `block_size` was one of `vocab_size`: 0.7."""
 
 
 class ModelConfig(Settings):
@@ -101,7 +104,9 @@ class ModelConfig(Settings):
         aliases = _family(base["model_type"]).aliases
         nulls = self.nulls_left_out(base["model_type"])
         given = {key: value for key, value in (self.__pydantic_extra__ or {}).items() if key not in nulls}
-        own = {aliases.get(key, key): read_count(value) for key, value in given.items()}
+        known = _family(base["model_type"]).model_fields
+        named = {aliases.get(key, key): value for key, value in given.items()}
+        own = {key: read_count(value) if key in known else value for key, value in named.items()}
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         family = _family(base["model_type"])
@@ -200,13 +205,13 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
 
 
 def _field_meant(key: str, value: Any, family: type[Family]) -> str:
-    """The field that `key` is another word for, where the family has it, or the nearest in spelling."""
-    hint = renamed_key_advice("model", key, value)
-    field = re.match(r"use model\.(\w+)=", hint)
-    if hint and (field is None or field[1] in family.model_fields or field[1] == "from"):
-        return hint
-    near = nearest(key, [*family.model_fields, *family.aliases])
-    return f"{near}write that, " if near else ""
+    """The setting that `key` is another word for, where the family has it, or the nearest field in spelling; what else to do."""
+    for hint in (renamed_key_advice("model", key, value), renamed_elsewhere(key, value)):
+        field = re.match(r"use model\.(\w+)=", hint)
+        if hint and (field is None or field[1] in family.model_fields or field[1] == "from"):
+            return hint.removesuffix("; ") if hint.startswith(REMOVE) else f"{hint}or remove `{key}`"
+    near = nearest(key, [*family.model_fields, *family.aliases], NEAR_FIELD)
+    return f"{near}write that, or remove `{key}`" if near else f"remove `{key}`"
 
 
 def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[UserError]:
@@ -223,7 +228,7 @@ def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[Use
             yield UserError(
                 f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
-                f"{hint}or remove `{key}`" if (hint := _field_meant(key, value, family)) else f"remove `{key}`",
+                _field_meant(key, value, family),
             )
 
 

@@ -4,6 +4,7 @@ No torch.
 answers       every such key, section and value of a recipe, with the error to raise
 renamed_keys  words that their name alone keeps from being ours: `lr`, `output_dir`, `tensor`
 table         the rows: section, words, tool, what to write
+values        values of other tools for a key of ours: what to write, and what is not in this version
 target_names  the matrices that other tools' `target_modules` means
 
 Inside:

@@ -11,6 +11,8 @@ from windlass.errors import UserError
 from windlass.other_names.spellings import KINDS, optimizer_kind, policy_of, sharding_of
 from windlass.other_names.table import TABLE, absent, adapter_setting
 
+REMOVE: Final = "remove it:"
+"""How the words of a row begin, where another tool's key is to be left out."""
 _RULES: Final = {
     "adapter": "here the section adapter has kind, rank, alpha, targets and base",
     "data": "here the section data says how text becomes sequences",
@@ -118,12 +120,26 @@ def answers(key: str, value: Any) -> set[str]:
 def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
     reasons = [reason for key, value, *_ in rows if (reason := absent(key, value)) is not None]
     tools = ", ".join(dict.fromkeys(name for *_, tool in rows for name in tool.split(", ")))
+    useful = dict.fromkeys(ours for _, _, ours, _ in rows if not ours.startswith(REMOVE))
+    changes = ["use " + "; ".join(useful)] if useful else []
+    useless = {
+        ours: [key for key, _, other, _ in rows if other == ours] for _, _, ours, _ in rows if ours not in useful
+    }
+    changes += [
+        ours if len(rows) == 1 else ours.replace(REMOVE, f"remove {', '.join(keys)}:", 1)
+        for ours, keys in useless.items()
+    ]
     return UserError(
         "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in rows),
         "; ".join(reasons)
         or f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
-        "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in rows)),
+        "; ".join(changes),
     )
+
+
+def advice(ours: str) -> str:
+    """What to do by a row's words: `remove it: ...` for a key that nothing here needs, `use ...` for any other."""
+    return ours if ours.startswith(REMOVE) else f"use {ours}"
 
 
 def as_yaml(value: Any) -> str:

@@ -6,12 +6,12 @@ They are answered with our key, wherever in the recipe they are. Keys whose valu
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.answers import advice, answers, as_yaml
 from windlass.other_names.spellings import CONVERTED
 from windlass.other_names.without_key import TOP
 
 _FAMILY: Final = "model.family={} with its sizes, model.preset or model.from"
-_NO_ACCUMULATION: Final = "nothing (accumulation follows from run.tokens_per_step and run.micro_batch)"
+_NO_ACCUMULATION: Final = "remove it: accumulation follows from run.tokens_per_step and run.micro_batch"
 _COPIES: Final = "parallel.replicate={} parallel.zero=0 (whole copies, DDP) or parallel.shard={} (ZeRO, FSDP)"
 # section -> what to write, {} for the value given -> the words for it; "": the recipe itself. A word that two sections have is
 # answered in these alone, any other wherever it is.
@@ -24,7 +24,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "the section parallel": "distributed parallelism",
         "the section evaluate": "eval evaluation",
         "the section report": "logging log metrics",
-        "the section adapter": "lora peft",
+        "the section adapter": "lora peft peft_config lora_config",
         **TOP,
     },
     "run": {
@@ -36,7 +36,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "run.micro_batch={}": "micro_batch_size per_device_train_batch_size device_batch_size device_train_microbatch_size "
                               "local_batch_size",
         "run.seed={}": "random_seed manual_seed",
-        "nothing (the same command resumes), or run.start_from for another run's weights":
+        "remove it: the same command resumes; or use run.start_from for another run's weights":
             "resume resume_from resume_from_checkpoint auto_resume load_from load_path",
         _NO_ACCUMULATION: "gradient_accumulation_steps gradient_accumulation grad_accum accumulation accumulate_grad_batches",
     },
@@ -54,9 +54,10 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "preset, from or family of model": "flavor",
         "data.tokenizer={from: {}}": "tokenizer_path",
         "intermediate_size of model, hidden_size times that": "expansion_ratio",
-        "nothing (the device is found)": "init_device",
+        "remove it: the device is found": "init_device",
         "the fields of attention, beside the others of model": "attn_config",
         "precision.policy={}": "dtype torch_dtype",
+        "model.tie_word_embeddings={}": "weight_tying tie_weights tie_embeddings tied_embeddings",
     },
     "data": {
         "data.sequence_length={}": "seq_len seq_length sequence_len max_sequence_length context_length block_size context",
@@ -65,11 +66,12 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "data.validation={}": "val validation_split val_split val_size eval test_size",
         "data.tokenizer={from: {}}": "tokenizer_name tokenizer_path tokenizer_name_or_path",
         "data.directory={}": "output_dir dir prepared_path dataset_prepared_path cache_dir",
-        "nothing (shards are read as they are needed), or data.order.first_epoch=written to train while data is prepared":
+        "remove it: shards are read as they are needed; or use data.order.first_epoch=written to train while data is prepared":
             "streaming stream",
-        "data.shuffle_window, in shards (the stream is always shuffled)": "shuffle shuffle_buffer_size buffer_size",
+        "data.shuffle_window, in shards (the stream is always shuffled)":
+            "shuffle shuffle_buffer_size buffer_size shuffle_merged_datasets",
         "text of an entry of data.sources": "text_column text_field text_key content_key dataset_text_field",
-        "nothing (batches are read ahead by a thread of each rank)": "num_workers dataloader_num_workers prefetch_factor",
+        "remove it: batches are read ahead by a thread of each rank": "num_workers dataloader_num_workers prefetch_factor",
     },
     "data.sources": {
         "path: {}": "url file files glob data_files dataset_path",
@@ -88,7 +90,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         _COPIES: "data data_parallel data_parallel_size data_parallel_degree dp dp_size",
         "parallel.replicate={}": "data_parallel_replicate_degree dp_replicate dp_replicate_size ddp_size",
         "parallel.shard={}": "data_parallel_shard_degree dp_shard dp_shard_size fsdp_size sharding shards",
-        "nothing for sequence parallelism, which parallel.tp brings along; parallel.context={} cuts long sequences":
+        "remove it: parallel.tp brings sequence parallelism along; parallel.context={} cuts long sequences":
             "sequence sequence_parallel sp",
         "parallel.context={}": "cp cp_size context_parallel context_parallel_size context_parallel_degree sequence_parallel_size "
                                "sp_size ulysses_size",
@@ -99,14 +101,15 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "the command: windlass train RECIPE --nproc {} (all visible GPUs without it; parallel divides them)":
             "gpus num_gpus n_gpus ngpus gpu_count devices num_devices world_size nproc nproc_per_node num_processes ranks",
         "the command: windlass launch nodes RECIPE --nodes {} (or launch slurm)": "nodes num_nodes nnodes num_machines hosts",
-        "nothing (the device is found)": "accelerator device backend",
+        "remove it: the device is found": "accelerator device backend",
     },
     "optim": {
         "optim.learning_rate={}": "lr learningrate max_lr base_lr peak_lr step_size",
         "optim.warmup_steps={}": "warmup num_warmup_steps warmup_iters lr_warmup_steps lr_warmup_iters warmup_step",
         "optim.warmup_steps, that share of the run's steps": "warmup_ratio warmup_fraction",
         "optim.schedule={}": "scheduler lr_scheduler lr_schedule lr_scheduler_type lr_decay_style decay_type",
-        "optim.floor, as a share of optim.learning_rate": "min_lr lr_min final_lr eta_min min_lr_ratio",
+        "optim.floor, as a share of optim.learning_rate": "min_lr final_lr eta_min",
+        "optim.floor={}": "min_lr_ratio min_lr_factor min_lr_rate",
         "optim.kind={}": "name type optimizer optimizer_type",
         "optim.beta1 and optim.beta2": "betas",
         "optim.beta1={}": "adam_beta1 b1",
@@ -117,14 +120,23 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
                              "gradient_clipping",
         "optim.kernel=fused": "fused",
     },
+    "optim.schedule": {  # a section of other tools: what their schedule's keys are in ours
+        "optim.schedule={}": "name type",
+        "optim.schedule={} (wsd beside a decay_ratio)": "decay_type",
+        "optim.schedule=wsd optim.decay_fraction={}": "decay_ratio",
+        "optim.decay_fraction, that share of the run's steps": "num_decay_steps decay_steps lr_decay_steps",
+        "optim.schedule, which has no restarts": "num_cycles",
+    },
     "checkpoint": {
         "checkpoint.every_steps={}": "save_steps save_every save_interval interval steps every frequency save_freq",
         "checkpoint.keep_last={}": "save_total_limit keep max_to_keep keep_latest_k",
-        "nothing (checkpoints are in run.directory)": "dir folder path save_dir",
+        "remove it: checkpoints are in run.directory": "dir folder path save_dir",
     },
     "evaluate": {
         "evaluate.every_steps={}": "eval_steps eval_every eval_interval interval steps every frequency",
-        "evaluate.sequences={}": "batches num_batches eval_iters samples limit_val_batches",
+        "evaluate.sequences={}": "samples num_samples",
+        "evaluate.sequences, that number times the sequences of a batch":
+            "batches num_batches eval_iters limit_val_batches eval_batches val_batches",
         "run.micro_batch (validation has the same)": "batch_size eval_batch_size per_device_eval_batch_size",
     },
     "report": {
@@ -142,7 +154,10 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
 _SECTION: Final = "the section "
 _HERE_ALONE: Final = (("evaluate", "batch_size"),)
 """(section, word): elsewhere the word is another section's."""
-_TEXTS: Final = ("model.from", "model.family")
+_TEXTS: Final = ("model.from", "model.family", "model.tie_word_embeddings")
+"""Of a model's settings those that are no whole numbers."""
+_WITHIN: Final = {"optim.schedule": "lr_scheduler scheduler lr_scheduler_kwargs lr_schedule"}
+"""Place of ours -> sections of other tools whose keys are all settings there."""
 _FILE_FORMATS: Final = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "mds", "megatron", "bin")
 
 
@@ -152,13 +167,16 @@ def renamed_key_advice(section: str, key: str, value: Any) -> str:
     if section == "data.sources" and word in ("type", "kind") and value in _FILE_FORMATS:
         return f"use file_format: {value}; "
     rows = (ours for ours, words in NEARLY.get(section, {}).items() if word in words.split())
-    return next((f"use {_filled(ours, value)}; " for ours in rows), "")
+    return next((f"{advice(_filled(ours, value))}; " for ours in rows), "")
 
 
 def named_section(key: str) -> str:
-    """Our section for another tool's of this name, such as `training`; '' where there is none."""
+    """Our section for another tool's of this name, such as `training`, or the key for what it has as a section; '' where there
+    is none."""
+    within = (ours for ours, words in _WITHIN.items() if key in words.split())
+    rows = NEARLY[""].items()
     return next(
-        (ours[len(_SECTION) :] for ours, words in NEARLY[""].items() if key in words.split() and _SECTION in ours), ""
+        within, next((ours[len(_SECTION) :] for ours, words in rows if key in words.split() and _SECTION in ours), "")
     )
 
 
@@ -179,5 +197,5 @@ def renamed_elsewhere(key: str, value: Any) -> str:
     """The same where the word belongs to one other section and no more."""
     sections = [one for one in NEARLY if "." not in one and (one, key) not in _HERE_ALONE]
     found = {answer for section in sections if (answer := renamed_key_advice(section, key, value))}
-    found |= {f"use {ours}; " for ours in answers(key, value)}
+    found |= {f"{advice(ours)}; " for ours in answers(key, value)}
     return found.pop() if len(found) == 1 else ""

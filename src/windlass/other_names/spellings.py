@@ -59,7 +59,7 @@ def policy_of(value: Any) -> str | None:
 
 KINDS: Final = ("adamw", "muon")
 _SCHEDULES: Final = {
-    "cosine": "cosine_with_warmup cosine_with_min_lr cosine_annealing",
+    "cosine": "cosine_with_warmup cosine_with_min_lr cosine_warmup_with_min_lr cosine_annealing",
     "linear": "linear_with_warmup linear_decay_with_warmup",
     "constant": "constant_with_warmup",
     "wsd": "warmup_stable_decay",

@@ -11,7 +11,7 @@ from typing import Any, Final
 from windlass.other_names.spellings import SHARDINGS, policy_of, sharding_of
 from windlass.other_names.target_names import listed_targets, target_list
 
-_POLICY_ALONE: Final = "nothing (precision.policy alone says it)"
+_POLICY_ALONE: Final = "remove it: precision.policy alone says it"
 
 
 def _dtype(setting: str) -> Callable[[Any], str]:
@@ -44,11 +44,9 @@ class OtherName:
 _FSDP: Final = "FSDP1, accelerate"
 _LORA: Final = "PEFT, axolotl, LLaMA-Factory, torchtune"
 _ANY_CUT: Final = " or ".join(list(SHARDINGS.values())[:3])
-_OWN_NAMES: Final = "nothing (FSDP2 keeps every parameter by its own name)"
-_UNIT_IS_A_BLOCK: Final = "nothing, or parallel.blocks_per_unit (a unit is a block)"
-_PREFETCH_ONE: Final = (
-    "nothing, or parallel.prefetch for more than one unit ahead (one is FSDP2's own order in backward)"
-)
+_OWN_NAMES: Final = "remove it: FSDP2 keeps every parameter by its own name"
+_UNIT_IS_A_BLOCK: Final = "remove it: a unit is a block; or use parallel.blocks_per_unit"
+_PREFETCH_ONE: Final = "remove it: one unit ahead is FSDP2's own order in backward; or use parallel.prefetch for more"
 _ZERO, _OFFLOAD = ("parallel.zero=3", "parallel.zero=2"), ("parallel.offload=true", "parallel.offload=false")
 _RECOMPUTE, _PREFETCH = (
     ("parallel.recompute=full", "parallel.recompute=none"),
@@ -56,7 +54,7 @@ _RECOMPUTE, _PREFETCH = (
 )
 _SFT: Final = "TRL, axolotl, LLaMA-Factory"
 _LENGTH: Final = "data.sequence_length"
-_ANSWERS: Final = "nothing (of a source with `format: chat` the answers alone are learned, of a text every token)"
+_ANSWERS: Final = "remove it: of a source with `format: chat` the answers alone are learned, of a text every token"
 _PAIRS: Final = "TRL, axolotl, LLaMA-Factory"
 _STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft", "dpo": "objective.kind=dpo"}
 _LOSSES: Final = {
@@ -79,7 +77,7 @@ _ABSENT: Final = {
 }
 _FACTORS: Final = "adapter.kind=lora"
 _FROZEN: Final = "adapter.kind=none, with optim.groups for what is not trained (frozen: true)"
-_BIASES: Final = 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'
+_BIASES: Final = 'remove it: biases stay frozen; to train them use adapter.also_train=["*bias"]'
 _DORA: Final = "DoRA is not in this version: it also trains a magnitude for each output of a matrix"
 _OTHER_ADAPTERS: Final = {
     "dora": _DORA,
@@ -117,11 +115,11 @@ TABLE: Final = (
     OtherName("parallel", "forward_prefetch fsdp_forward_prefetch", _FSDP, _PREFETCH),
     OtherName("parallel", "backward_prefetch fsdp_backward_prefetch", _FSDP, _PREFETCH_ONE),
     OtherName("parallel", "use_orig_params fsdp_use_orig_params", _FSDP, _OWN_NAMES),
-    OtherName("parallel", "sync_module_states fsdp_sync_module_states", _FSDP, "nothing (every rank fills its own shard)"),
-    OtherName("parallel", "limit_all_gathers fsdp_limit_all_gathers", "FSDP1", "nothing (FSDP2 needs no such limit)"),
+    OtherName("parallel", "sync_module_states fsdp_sync_module_states", _FSDP, "remove it: every rank fills its own shard"),
+    OtherName("parallel", "limit_all_gathers fsdp_limit_all_gathers", "FSDP1", "remove it: FSDP2 needs no such limit"),
     OtherName("parallel", "min_num_params auto_wrap_policy fsdp_auto_wrap_policy", _FSDP, _UNIT_IS_A_BLOCK),
     OtherName("parallel", "fsdp_transformer_layer_cls_to_wrap", "accelerate", _UNIT_IS_A_BLOCK),
-    OtherName("parallel", "find_unused_parameters", "DDP", "nothing (a parameter without a gradient stops the run)"),
+    OtherName("parallel", "find_unused_parameters", "DDP", "remove it: a parameter without a gradient stops the run"),
     OtherName("parallel", "bucket_cap_mb ddp_bucket_cap_mb", "DDP", lambda v: f"parallel.zero=0 parallel.bucket_mib={v}"),
     OtherName("parallel", "mixed_precision", _FSDP, lambda v: policy_of(v) or "precision.policy=bf16"),
     OtherName("precision", "mixed_precision", "accelerate", lambda v: policy_of(v) or "precision.policy=bf16"),
@@ -129,11 +127,11 @@ TABLE: Final = (
     OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _precision_flag("fp16")),
     OtherName("precision", "fp8 float8", "axolotl, torchtitan", _precision_flag("fp8")),
     OtherName("precision", "pure_bf16", "LLaMA-Factory", ("precision.policy=bf16-pure", _POLICY_ALONE)),
-    OtherName("precision", "tf32", "transformers", "nothing (whether products of fp32 run in TF32 is torch's setting)"),
+    OtherName("precision", "tf32", "transformers", "remove it: whether products of fp32 run in TF32 is torch's setting"),
     OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),
     OtherName("precision", "mixed_precision_output", "torchtitan", _dtype("output")),
-    OtherName("precision", "mixed_precision_buffer", "torchtitan", "nothing (buffers stay as they are)"),
+    OtherName("precision", "mixed_precision_buffer", "torchtitan", "remove it: buffers stay as they are"),
     OtherName("adapter", "r lora_r lora_rank", _LORA, lambda v: f"adapter.kind=lora adapter.rank={v}"),
     OtherName("adapter", "lora_alpha", _LORA, lambda v: f"adapter.kind=lora adapter.alpha={v}"),
     OtherName("adapter", "lora_dropout", _LORA, lambda v: f"adapter.kind=lora adapter.dropout={v}"),
@@ -144,7 +142,7 @@ TABLE: Final = (
     OtherName("adapter", "load_in_4bit", "transformers, axolotl", ("adapter.base=nf4", "adapter.base=plain")),
     OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
-    OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
+    OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "remove it: factors are plain LoRA"),
     OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_setting(v) or _FROZEN),
     OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_setting(v)),
     OtherName("adapter", "bias", _LORA, lambda v: None if isinstance(v, bool) else _BIASES),
@@ -160,8 +158,8 @@ TABLE: Final = (
     OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
     OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
     OtherName("objective", "simpo_gamma cpo_simpo_gamma", _PAIRS, lambda v: f"objective.loss=simpo objective.target_margin={v}"),
-    OtherName("objective", "ref_model reference_model", _PAIRS, "nothing (the reference is the model that the run begins with)"),
-    OtherName("objective", "precompute_ref_log_probs", "TRL", "nothing (scores of a full model are computed once and kept)"),
+    OtherName("objective", "ref_model reference_model", _PAIRS, "remove it: the reference is the model that the run begins with"),
+    OtherName("objective", "precompute_ref_log_probs", "TRL", "remove it: scores of a full model are computed once and kept"),
 )
 # fmt: on
 
@@ -192,7 +190,7 @@ def _faster(value: Any) -> str:
 
 def _packing(value: Any) -> str | None:
     return (
-        ("data.packing=best-fit" if value else "nothing (documents are always packed)")
+        ("data.packing=best-fit" if value else "remove it: documents are always packed")
         if isinstance(value, bool)
         else None
     )

@@ -39,6 +39,8 @@ def test_sections_defaults_and_data_sets_become_a_recipe_that_loads():
             ],
             "tokenizer": {"from": "Qwen/Qwen3-4B"},
             "directory": "outputs/one-data",
+            "validation": "none",
+            "isolate": True,
             "sequence_length": 2048,
         },
         "objective": {"kind": "sft"},

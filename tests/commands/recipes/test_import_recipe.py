@@ -23,7 +23,7 @@ EXPECTED = {
         "run": {"seed": 42, "tokens_per_step": 4 * 2 * 2048, "micro_batch": 4, "epochs": 3, "directory": "./outputs/qlora-out"},
         "model": {"from": "NousResearch/Llama-3.2-1B"},
         "data": {
-            "packing": "best-fit",
+            "isolate": True,
             "sources": [
                 {"hub": "mhenrichsen/alpaca_2k_test", "format": "chat", "rows": "alpaca", "too_long": "drop"},
                 {"path": "chats/train.jsonl", **TALKS, "too_long": "drop"},
@@ -49,6 +49,7 @@ EXPECTED = {
         "run": {"seed": 7, "tokens_per_step": 2 * 4 * 1024 * 2, "micro_batch": 4, "steps": 500, "directory": "./outputs/dpo"},
         "model": {"from": "Qwen/Qwen2.5-0.5B"},
         "data": {
+            "validation": "none",
             "sources": [
                 {
                     "hub": "Intel/orca_dpo_pairs",
@@ -75,6 +76,7 @@ EXPECTED = {
         "run": {"seed": 42, "tokens_per_step": 8 * 2048, "micro_batch": 1, "epochs": 3, "directory": "saves/llama3-8b/lora/sft"},
         "model": {"from": "meta-llama/Meta-Llama-3-8B-Instruct"},
         "data": {
+            "isolate": True,
             "sources": [
                 {"path": "data/identity.json", "file_format": "jsonl", **ALPACA, "too_long": "drop"},
                 {"path": "data/alpaca_en_demo.json", "file_format": "jsonl", **ALPACA, "too_long": "drop"},
@@ -96,6 +98,7 @@ EXPECTED = {
         "run": {"seed": 42, "tokens_per_step": 2 * 1024 * 2, "micro_batch": 2, "steps": 100, "directory": DPO},
         "model": {"from": "Qwen/Qwen3-4B"},
         "data": {
+            "validation": "none",
             "sources": [
                 {"path": "data/dpo_en_demo.json", "file_format": "jsonl", "format": "preference", "too_long": "drop"}
             ],
@@ -110,10 +113,11 @@ EXPECTED = {
         "optim": {"warmup_steps": 5, "learning_rate": 5e-6, "schedule": "constant", "weight_decay": 0, "beta2": 0.999},
     },
     "torchtune-lora": {
-        "run": {"tokens_per_step": 4 * 8 * 4096, "micro_batch": 4, "epochs": 1, "directory": TUNE},
+        "run": {"seed": 7, "tokens_per_step": 4 * 8 * 4096, "micro_batch": 4, "epochs": 1, "directory": TUNE},
         "model": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
         "data": {
-            "packing": "best-fit",
+            "isolate": True,
+            "validation": "none",
             "sources": [{"path": "data/chats.json", "file_format": "jsonl", **TALKS, "too_long": "drop"}],
             "tokenizer": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
             "directory": f"{TUNE}-data",
@@ -134,10 +138,14 @@ EXPECTED = {
     },
     "torchtune-full": {
         "run": {
-            "tokens_per_step": 2 * 2048, "micro_batch": 2, "steps": 100, "directory": "/tmp/torchtune/qwen2_5_1_5B/full",
+            "seed": 0, "tokens_per_step": 2 * 2048, "micro_batch": 2, "steps": 100,
+            "directory": "/tmp/torchtune/qwen2_5_1_5B/full",
         },
         "model": {"from": "/tmp/Qwen2.5-1.5B"},
         "data": {
+            "isolate": True,
+            "packing": "best-fit",
+            "validation": "none",
             "sources": [{"hub": "allenai/c4", "split": "train", "text": "body"}],
             "tokenizer": {"from": "/tmp/Qwen2.5-1.5B"},
             "directory": "/tmp/torchtune/qwen2_5_1_5B/full-data",
@@ -383,7 +391,6 @@ def test_adapters(more, expected):
         ({"load_in_8bit": True}, "in four bits"),
         ({"optimizer": "lion"}, "the recipe has adamw"),
         ({"lr_scheduler": "polynomial"}, "the recipe has cosine"),
-        ({"val_set_size": 0}, "a share above 0"),
         ({"deepspeed": "my.json"}, "parallel.zero"),
         ({"chat_template": "llama3"}, "chat template of data.tokenizer.from"),
         ({"plugins": ["liger"]}, "no key of this version"),
@@ -574,7 +581,7 @@ def test_a_validation_set_of_llama_factory_is_one_of_ours():
     assert found.tree["data"]["validation"] == {
         "path": "data/test.json", "file_format": "jsonl", "format": "chat", "rows": "sharegpt", "too_long": "drop",
     }  # fmt: skip
-    assert ("eval_dataset: other", "one set is data.validation; further ones are evaluate.sets") in found.left
+    assert ("validation on other", "one set is data.validation; further ones are evaluate.sets") in found.left
 
 
 @pytest.mark.parametrize(
@@ -603,7 +610,7 @@ def test_tf32_beside_bf16_is_bf16(keys, policy):
     """It says how products of fp32 are made. Such files, nearly all of axolotl's examples, were imported as fp32."""
     found = of({**AXOLOTL, **keys})
     assert found.tree["precision"] == {"policy": policy}
-    assert ("tf32: true", "nothing (whether products of fp32 run in TF32 is torch's setting)") in found.left
+    assert ("tf32: true", "whether products of fp32 run in TF32 is torch's setting") in found.left
 
 
 @pytest.mark.parametrize(("given", "steps"), [(0.1, 100), (10, 10)])

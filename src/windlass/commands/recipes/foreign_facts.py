@@ -9,11 +9,23 @@ from typing import Any
 from windlass.errors import UserError
 
 
+@dataclass(frozen=True)
+class RowBorders:
+    """How rows share a sequence. `said`: what the tool does, and by which key; `isolate`, `packing`: ours of `data`, the second
+    for texts alone."""
+
+    said: str
+    isolate: bool
+    packing: str = "best-fit"
+
+
 @dataclass
 class Facts:
     """`settings`: their key and value, with settings of ours as overrides. `rest`: keys that rows may answer. `left`: what this
     version has not, with reasons. `silent`: keys with nothing to set here. `warmup_ratio`: of all steps, at most `warmup_limit`
-    steps. `floor`: of the learning rate, as a share of its peak. `validation`: a share; `validation_rows`: a set of its own."""
+    steps. `floor`: of the learning rate, as a share of its peak. `validation`: a share; `validation_rows`: a set of its own;
+    `no_validation`: the words of the file, or for what it leaves out, by which nothing is held out. `precision`: the policy where
+    no other key says one, and why."""
 
     tool: str
     base_key: str
@@ -38,6 +50,9 @@ class Facts:
     floor: float = 0.0
     validation: float | None = None
     validation_rows: "Rows | None" = None
+    no_validation: str | None = None
+    borders: RowBorders | None = None
+    precision: tuple[str, str] | None = None
     sources: list["Rows"] = field(default_factory=list)
     settings: list[tuple[str, str]] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)
@@ -64,9 +79,10 @@ class Rows:
 
 
 class Keys:
-    """The keys of a file that nothing has taken yet."""
+    """The keys of a file that nothing has taken yet. `named`: all that the file has, also those without a value."""
 
     def __init__(self, given: Mapping[str, Any]):
+        self.named = {str(key) for key in given}
         self.left = {str(key): value for key, value in given.items() if value is not None and value != ""}
 
     def take(self, key: str, default: Any = None) -> Any:

@@ -18,6 +18,7 @@ from windlass.commands.recipes.foreign_facts import (
     source_settings,
     split_of,
 )
+from windlass.commands.recipes.row_borders import borders_of_axolotl, borders_of_llama_factory
 from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
@@ -129,9 +130,15 @@ def _axolotl(keys: Keys) -> Facts:
         if not {"lora_target_modules", "lora_target_linear"} & set(keys.left):
             facts.settings.append(("PEFT's default targets of most families", "adapter.targets=[q_proj, v_proj]"))
     _eight_bits(keys, facts)
-    _validation(facts, keys.take("val_set_size"))
+    _validation(facts, "val_set_size", keys.take("val_set_size"))
+    facts.borders = borders_of_axolotl(keys, "pretraining_dataset" in keys.left)
     for entry in [*listed_values(keys.take("datasets")), *listed_values(keys.take("pretraining_dataset"))]:
         facts.sources += _entry(entry)
+    _scored(facts, [rows for entry in listed_values(keys.take("test_datasets")) for rows in _entry(entry)])
+    if "bf16" in keys.named or keys.left.get("bfloat16"):
+        facts.precision = ("fp32", "neither bf16 nor fp16 is on: axolotl computes in fp32")
+    else:
+        facts.precision = ("auto", "no bf16: axolotl has bf16 where the device has it, else fp16")
     _every(keys, facts, "evals_per_epoch", "saves_per_epoch")
     return facts
 
@@ -189,7 +196,7 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
         facts.left.append(
             (f"quantization_bit: {keys.take('quantization_bit')}", "a base is plain or in four bits (nf4)")
         )
-    _validation(facts, keys.take("val_size"))
+    _validation(facts, "val_size", keys.take("val_size"))
     folder, stage = keys.take("dataset_dir", "data"), str(keys.take("stage", "sft"))
     facts.settings.append((f"stage: {stage}", objective_setting(stage)))
     if isinstance(samples := keys.take("max_samples"), int):
@@ -200,9 +207,15 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     scored = [
         named_set(facts, name, datasets, folder, stage) for name in map(str, listed_values(keys.take("eval_dataset")))
     ]
-    facts.validation_rows = next(iter(scored), None)
-    for rows in scored[1:]:
-        facts.left.append((f"eval_dataset: {rows.name}", "one set is data.validation; further ones are evaluate.sets"))
+    _scored(facts, scored)
+    facts.borders = borders_of_llama_factory(keys, stage)
+    if kind == "full":
+        facts.precision = ("fp32", "neither bf16, fp16 nor pure_bf16 is on: LLaMA-Factory trains in fp32")
+    else:
+        why = (
+            "neither bf16 nor fp16 is on: LLaMA-Factory has the base in its own dtype, mostly bf16, and factors in fp32"
+        )
+        facts.precision = ("auto", why)
     return facts
 
 
@@ -255,13 +268,25 @@ def _eight_bits(keys: Keys, facts: Facts) -> None:
         facts.left.append(("load_in_8bit: true", "a base is plain or in four bits (adapter.base=nf4)"))
 
 
-def _validation(facts: Facts, value: Any) -> None:
+def _validation(facts: Facts, key: str, value: Any) -> None:
     if isinstance(value, float) and 0 < value < 1:
         facts.validation = float(value)
-    elif value is not None:
+    elif value is None or value == 0:
+        facts.no_validation = f"no {key}" if value is None else f"{key}: {value}"
+    else:
         facts.left.append(
-            (f"validation {value}", "data.validation is a share above 0, or a source; the recipe has 0.02")
+            (
+                f"{key}: {value}",
+                "data.validation is a share, an amount in bytes or tokens, or a source; the recipe has 0.02",
+            )
         )
+
+
+def _scored(facts: Facts, scored: list[Rows]) -> None:
+    """Sets that are only scored."""
+    facts.validation_rows = next(iter(scored), None)
+    for rows in scored[1:]:
+        facts.left.append((f"validation on {rows.name}", "one set is data.validation; further ones are evaluate.sets"))
 
 
 def _every(keys: Keys, facts: Facts, *names: str) -> None:

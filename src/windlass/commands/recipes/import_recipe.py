@@ -6,27 +6,24 @@ and renamed_keys.py), so a new row serves both. Where a tool's default differs f
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
 from windlass.commands.recipes.foreign_facts import Facts, Rows
 from windlass.commands.recipes.foreign_files import read_facts
+from windlass.commands.recipes.imported_recipe import Imported
 from windlass.config import RunConfig
 from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError
 from windlass.mistakes import accepted
-from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.answers import REMOVE, answers, as_yaml
 from windlass.other_names.renamed_keys import renamed_elsewhere
 from windlass.other_names.table import absent
 from windlass.recipe import apply_override
 
 OVERRIDE: Final = re.compile(r"(?:^|\s+)(?=[a-z]+(?:\.[a-z0-9_]+)+=)")
-SECTIONS: Final = (
-    "run", "model", "data", "objective", "adapter", "parallel", "precision", "optim", "checkpoint", "evaluate", "report",
-)  # fmt: skip
 UNKNOWN: Final = "no key of this version does what it does"
 SAME: Final = {"compile": "parallel.compile", "adam_beta1": "optim.beta1"}
 WHY: Final = dict.fromkeys(
@@ -64,36 +61,6 @@ PAIRS: Final[dict[str, str | dict[str, Any]]] = {
 kind that readers of other tools' files give to rows like ours."""
 
 
-@dataclass
-class Imported:
-    """`tree`: the recipe. `mapped`: their key and value -> what the recipe has for it; `left`: what it has not, and why;
-    `silent`: keys with nothing to set here."""
-
-    tool: str
-    tree: dict[str, Any] = field(default_factory=dict)
-    mapped: list[tuple[str, str]] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
-    silent: list[str] = field(default_factory=list)
-
-    def put(self, given: str, *overrides: str) -> None:
-        is_eight = self.tree.get("precision", {}).get("policy") == "fp8"
-        if is_eight and overrides in (("precision.policy=bf16",), ("precision.policy=fp16",)):
-            self.silent.append(f"{given} (policy fp8 computes in bf16 what is not in fp8)")
-            return
-        for override in overrides:
-            apply_override(self.tree, override)
-        self.mapped.append((given, " ".join(overrides)))
-
-    def text(self, name: str) -> str:
-        """The recipe as YAML, with what was left out as comments at its end."""
-        sections = {section: self.tree[section] for section in SECTIONS if section in self.tree}
-        body = yaml.safe_dump(sections, sort_keys=False, width=120, default_flow_style=None)
-        lines = [f"# {given}: {reason}" for given, reason in self.left]
-        head = f"# From {name}, a file of {self.tool}'s. Look at data.sources, and at the lines at the end.\n"
-        text = head + body + ("# Not in this recipe:\n" + "\n".join(lines) + "\n" if lines else "")
-        return text + (f"# Nothing to set here for: {', '.join(self.silent)}\n" if self.silent else "")
-
-
 def import_recipe(
     given: Any, name: str, *, tool: str | None, ranks: int, datasets: Mapping[str, Any] | None = None
 ) -> Imported:
@@ -115,6 +82,8 @@ def import_recipe(
         _by_rows(found, key, value)
     is_pairs = found.tree.get("objective", {}).get("kind") == "dpo"
     _data(found, facts, is_pairs)
+    _borders(found, facts, is_pairs)
+    _precision(found, facts)
     _batch(found, facts, ranks, is_pairs)
     _length(found, facts)
     _optimizer(found, facts)
@@ -173,6 +142,26 @@ def _data(found: Imported, facts: Facts, is_pairs: bool) -> None:
         found.tree["data"]["validation"] = _source(found, facts.validation_rows, is_pairs)
     elif facts.validation is not None:
         found.put(f"validation {facts.validation:g}", f"data.validation={facts.validation:g}")
+    elif facts.no_validation is not None:
+        found.assume(f"{facts.no_validation}: {facts.tool} holds nothing out", "data.validation=none")
+
+
+def _borders(found: Imported, facts: Facts, is_pairs: bool) -> None:
+    """Whether the rows of a sequence see each other. Pairs share none: each answer has a sequence of its own."""
+    if is_pairs:
+        if found.tree["data"].pop("packing", None) is not None:
+            found.silent.append("packing (each answer of a pair has a sequence of its own)")
+    elif facts.borders is not None:
+        is_text = all(rows.kind in TEXTS for rows in facts.sources)  # conversations are never cut
+        packing = [f"data.packing={facts.borders.packing}"] if is_text else []
+        found.assume(facts.borders.said, *packing, f"data.isolate={as_yaml(facts.borders.isolate)}")
+
+
+def _precision(found: Imported, facts: Facts) -> None:
+    """What a tool computes in where no key of its file says it."""
+    if facts.precision is not None and "policy" not in found.tree.get("precision", {}):
+        policy, why = facts.precision
+        found.assume(why, f"precision.policy={policy}")
 
 
 def _source(found: Imported, rows: Rows, is_pairs: bool) -> dict[str, Any]:
@@ -242,9 +231,9 @@ def _optimizer(found: Imported, facts: Facts) -> None:
         more = () if schedule == "constant" else (f"optim.floor={facts.floor:g}",)  # theirs fall to 0
         found.put(f"schedule {facts.schedule}", f"optim.schedule={schedule}", *more)
     else:
-        found.left.append(
-            (f"schedule {facts.schedule}", "schedules are cosine, wsd, linear and constant; the recipe has cosine")
-        )
+        reason = "schedules are cosine, wsd, linear and constant; the recipe has cosine"
+        found.left.append((f"schedule {facts.schedule}", reason))
+        found.put("the last learning rate", f"optim.floor={facts.floor:g}")
     found.put(f"weight decay {facts.weight_decay:g}", f"optim.weight_decay={facts.weight_decay:g}")
     found.put(f"beta2 {facts.beta2:g}", f"optim.beta2={facts.beta2:g}")
     is_adapted = found.tree.get("adapter", {}).get("kind") == "lora"
@@ -265,8 +254,8 @@ def _by_rows(found: Imported, key: str, value: Any) -> None:
     if key in SAME:
         found.put(given, f"{SAME[key]}={as_yaml(value)}")
         return
-    answer = next(iter(sorted(answers(key, value)) or _words(renamed_elsewhere(key, value))), WHY.get(key, UNKNOWN))
-    answer = accepted(RunConfig, answer)
+    found_here = sorted(answers(key, value)) or [renamed_elsewhere(key, value).removeprefix("use ").rstrip("; ")]
+    answer = accepted(RunConfig, (found_here[0] or WHY.get(key, UNKNOWN)).removeprefix(REMOVE).lstrip())
     settings = _overrides(answer)
     if settings:
         found.put(given, *settings)
@@ -283,10 +272,6 @@ def _overrides(answer: str) -> list[str]:
     return (
         [] if is_choice or not all(re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+=.+", part) for part in settings) else settings
     )
-
-
-def _words(hint: str) -> Iterable[str]:
-    return [hint.removeprefix("use ").rstrip("; ")] if hint else []
 
 
 def _quoted(text: str) -> str:

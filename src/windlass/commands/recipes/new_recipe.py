@@ -21,7 +21,8 @@ from windlass.commands.recipes.first_rows import (
     num_distinct,
     shape_of_file,
 )
-from windlass.commands.recipes.import_recipe import Imported, import_recipe
+from windlass.commands.recipes.import_recipe import import_recipe
+from windlass.commands.recipes.imported_recipe import Imported
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.commands.recipes.split_folder import find_split
 from windlass.commands.recipes.written_recipe import SMALL, epochs_of_chats, written

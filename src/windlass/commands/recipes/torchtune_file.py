@@ -13,6 +13,7 @@ from windlass.commands.recipes.foreign_facts import (
     source_settings,
     split_of,
 )
+from windlass.commands.recipes.row_borders import borders_of_torchtune
 from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import INSTEAD
@@ -40,7 +41,7 @@ KINDS: Final = {
     "text_completion_dataset": "completion",
 }
 SILENT: Final = {
-    "_component_", "checkpoint_files", "recipe_checkpoint", "model_type", "output_dir", "path", "merges_file", "packed",
+    "_component_", "checkpoint_files", "recipe_checkpoint", "model_type", "output_dir", "path", "merges_file",
     "fused",
 }  # fmt: skip
 
@@ -56,11 +57,16 @@ def read_torchtune(keys: Keys) -> Facts:
     facts.length = tokenizer.count("max_seq_len", 2048)
     facts.epochs, per_epoch = keys.number("epochs", 1.0), keys.count("max_steps_per_epoch", 0)
     facts.steps = int(facts.epochs * per_epoch) or None
+    if "seed" in keys.left:
+        facts.settings.append((f"seed: {keys.left['seed']}", f"run.seed={keys.count('seed', 0)}"))
+    else:
+        facts.settings.append(("no seed: torchtune draws one at random", "run.seed=0"))
     optimizer, schedule = keys.section("optimizer"), keys.section("lr_scheduler")
     _optimizer(optimizer, schedule, keys, facts)
     _adapter(model, facts)
     _switches(keys, facts)
     _validation(datasets, keys.section("dataset_val"), facts)
+    facts.borders = borders_of_torchtune(datasets)
     facts.sources = [_rows(data, facts) for data in datasets]
     for section, rest in (
         ("checkpointer", checkpointer),
@@ -94,7 +100,7 @@ def _optimizer(optimizer: Keys, schedule: Keys, keys: Keys, facts: Facts) -> Non
 
 def _switches(keys: Keys, facts: Facts) -> None:
     """After the adapter: with one, what is stored in bf16 is the frozen base alone."""
-    loss, logger, dtype = keys.section("loss"), keys.section("metric_logger"), str(keys.take("dtype", "bf16"))
+    loss, logger, dtype = keys.section("loss"), keys.section("metric_logger"), str(keys.take("dtype", "fp32"))
     is_whole = not any(ours.startswith("adapter.kind=lora") for _, ours in facts.settings)
     facts.settings.append(
         (f"dtype: {dtype}", f"precision.policy={'bf16-pure' if dtype == 'bf16' and is_whole else dtype}")
@@ -124,6 +130,7 @@ def _listed(datasets: Any) -> list[Any]:
 def _validation(datasets: list[Keys], scored: Keys, facts: Facts) -> None:
     """`dataset_val`: the end of the one data set, whose beginning is trained on, or a set of its own."""
     if not scored.left:
+        facts.no_validation = "no dataset_val"
         return
     trained = datasets[0].left if len(datasets) == 1 else {}
     border = re.fullmatch(r"(\w+)\[:(\d+)%\]", str(trained.get("split")))
@@ -137,8 +144,6 @@ def _rows(data: Keys, facts: Facts) -> Rows:
     """One data set. Raises UserError where the file does not say which one: a recipe would learn from another."""
     component = last_part(data.take("_component_", ""))
     file, source = data.take("data_files"), data.take("source")
-    if data.take("packed"):
-        facts.settings.append(("dataset.packed: true", "data.packing=best-fit"))
     if not file and not source and component not in BUILDERS:
         raise UserError(
             f"the dataset of {component or 'the file'} has no source",
