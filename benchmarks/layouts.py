@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from meters.machine import cpu_name
 from meters.technique_meter import measure
 from techniques import config_of
 
 from windlass.config import RunConfig
+from windlass.hardware import cpu_name
 from windlass.proof.pool import Ranks
 from windlass.training import loop as train
 from windlass.training.preflight import make_ready

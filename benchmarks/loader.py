@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from meters.machine import cpu_name
 
 from windlass.data.config import DataConfig
 from windlass.data.shards.mds import Reader, Writer
 from windlass.data.stream.collate import batches_of
 from windlass.data.stream.loader import BatchCut, Loader
 from windlass.data.stream.order import Order
+from windlass.hardware import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "loader.json"
 BATCH_TOKENS = 16_384

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 from loader import SHARD_BYTES, SHUFFLE_WINDOW, one_pass, write_shards
-from meters.machine import cpu_name
 from mosaic_agree import THEIRS, theirs
 
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.order import Order
+from windlass.hardware import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "mosaic_speed.json"
 SEQUENCE = 2048

@@ -41,9 +41,9 @@ from typing import Any
 import torch
 from meters.contenders import LOOPS, recipe, validation_loss, write_corpus
 from meters.counting import STEPS, Count
-from meters.machine import cpu_name
 
 from windlass.data.prepare.prepare import prepare
+from windlass.hardware import cpu_name
 from windlass.model.transformer import Decoder
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"

@@ -212,7 +212,8 @@ def main() -> None:
             record("order", corpus | {"rows": list(orders())})
         case ["train", english, meetings]:
             import torch
-            from meters.machine import cpu_name  # beside this file
+
+            from windlass.hardware import cpu_name
 
             torch.set_num_threads(1)
             load, size = round(os.getloadavg()[0], 2), Size()

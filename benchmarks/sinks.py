@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meters.machine import cpu_name
 from page import line
 
+from windlass.hardware import cpu_name
 from windlass.report.events import EventLog
 from windlass.report.sinks.follow import SINKS, UNSENT, numbers_of, open_sink
 from windlass.report.sinks.sink import SentRun

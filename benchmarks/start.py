@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import yaml
-from meters.machine import cpu_name
+
+from windlass.hardware import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
 RECIPE = {

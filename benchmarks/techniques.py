@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from meters.machine import cpu_name
 from meters.technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.tokenize.tokenizer import save_trained, train_tokenizer
+from windlass.hardware import cpu_name
 from windlass.proof.pool import Ranks
 from windlass.training.preflight import make_ready
 

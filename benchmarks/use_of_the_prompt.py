@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import torch
 from finetune import TEMPLATE
-from meters.machine import cpu_name
 
 from windlass import train
 from windlass.commands.evaluate import evaluate
@@ -40,6 +39,7 @@ from windlass.commands.export import export
 from windlass.commands.generate import Sampling, generate
 from windlass.config import check_recipe
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train_tokenizer
+from windlass.hardware import cpu_name
 from windlass.training.preflight import prepare_only
 
 ROOT = Path(__file__).parents[1]

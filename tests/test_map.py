@@ -99,7 +99,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.sizing": ("training.start", "training.parts", *BELOW_TRAINING),
     "commands": ("training", "training.start", "training.parts", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
-    "commands.speed": ("", "advice", "report"),
+    # checkpoint.provenance: the commit that a figure was measured at
+    "commands.speed": ("", "advice", "checkpoint", "report"),
     "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "model", "other_names"),
     "proof": (
         "",

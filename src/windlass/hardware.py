@@ -5,10 +5,12 @@ print twice that ("with sparsity"), and for GeForce cards also twice that again 
 a figure, or against a default for an unknown card, is wrong by that factor. A name therefore matches as a whole
 ("... Laptop GPU" and a MIG slice are other devices), and an unknown name gives None: the MFU is then n/a.
 
-Of the host: the control groups that this process is in, which limit a container or a job of SLURM, and how busy it is.
+Of the host: its processor's name, the control groups that this process is in, which limit a container or a job of SLURM, and
+how busy it is.
 """
 
 import os
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,6 +128,14 @@ DEVICES: Final = (
 def find_device(name: str) -> Device | None:
     """The device of this name, as torch.cuda.get_device_name() gives it; None for a CPU and for any unknown device."""
     return next((device for device in DEVICES if re.fullmatch(device.pattern, name)), None)
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor's name where Linux gives it, else its kind."""
+    info = root / "proc/cpuinfo"
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def own_groups(root: Path = Path("/"), controller: str = "") -> list[Path]:

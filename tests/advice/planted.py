@@ -23,6 +23,7 @@ RUNS = {
         2,
         {"run": {"micro_batch": 8, "tokens_per_step": 1024}, "parallel": {"zero": 0, "bucket_mib": 0.001}},
     ),
+    "tiny steps": (1, {"run": {"micro_batch": 1, "tokens_per_step": 16}}),
     "tiny micro-batches": (1, {"run": {"micro_batch": 1, "tokens_per_step": 128}}),
 }
 

@@ -41,12 +41,14 @@ def levers(run, **changes) -> dict[str, Lever]:
 
 
 QUIET = {"step_s": 0.02, "wait_s": 1e-5, "log_s": 1e-5}
+LONGER = {**QUIET, "step_s": 0.08}
+"""Of runs with 4 micro-batches."""
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy on two ranks"])
 def test_a_healthy_run_has_no_lever(observed, name):
     run = observed(name)
-    assert levers(run, **QUIET) == {}
+    assert levers(run, **(QUIET if run.facts.accumulation == 1 else LONGER)) == {}
     assert (run.reads, run.facts.ranks, run.script) == (0, planted.RUNS[name][0], "")
     assert run.operators > 500
 
@@ -102,7 +104,7 @@ def test_a_gradient_that_is_sent_for_a_handful_of_tokens(observed):
     (lever,) = levers(run, **QUIET).values()
     assert (lever.name, lever.source) == ("no accumulation", "estimated")
     assert "run.tokens_per_step=4 times" in lever.change and "changes the maths" in lever.change
-    assert "a rank sends 63.2 KiB in 1 calls" in lever.seen, "2 (N-1)/N of 16,184 gradients of 4 bytes"
+    assert "a rank sends 63.2 KiB in 1 call for" in lever.seen, "2 (N-1)/N of 16,184 gradients of 4 bytes"
     assert levers(run, **QUIET, profile=PROFILE)["no accumulation"].source == "measured"
     hidden = dataclasses.replace(PROFILE, hidden_s=0.03)
     assert levers(run, **QUIET, profile=hidden) == {}, "what is measured replaces the estimate"
@@ -118,11 +120,11 @@ def test_zero_3_that_accumulates_sends_on_every_micro_batch(observed):
 
 def test_buckets_that_hold_next_to_nothing(observed):
     run = observed("tiny buckets")
-    (lever,) = levers(run, **QUIET).values()
+    (lever,) = levers(run, **LONGER).values()
     assert (lever.name, lever.source) == ("tiny buckets", "estimated")
-    assert lever.change == "parallel.bucket_mib=25: 1 collectives for the same bytes"
+    assert lever.change == "parallel.bucket_mib=25: 1 collective for the same bytes"
     assert lever.seen.startswith("62 collectives a step of ")
-    assert lever.gain == pytest.approx(without(61 * 1e-4 / 0.02))
+    assert lever.gain == pytest.approx(without(61 * 1e-4 / 0.08))
 
 
 def test_units_that_are_tiny_are_joined(observed):
@@ -142,6 +144,29 @@ def test_micro_batches_of_a_few_tokens(observed):
     assert "8 micro-batches of 16 tokens" in lever.seen
     (unknown,) = levers(run, **QUIET, operators=None).values()
     assert (unknown.gain, unknown.source) == (None, "unknown")
+
+
+def test_a_step_that_is_mostly_calls_of_operators(observed):
+    """Its own count and its own time: 4 us for an operator, of which 5 would be calling it."""
+    run = observed("tiny steps")
+    (lever,) = levers(run, **{**QUIET, "step_s": 4e-6 * run.operators + 2e-5}).values()
+    assert (lever.name, lever.source, lever.gain) == ("tiny steps", "estimated", 1.0)
+    assert lever.seen.startswith(
+        f"{run.operators:,} operators in a step of 1 x 16 tokens take 4 us each, of which calling one"
+    )
+    assert lever.change.startswith("run.micro_batch=4 with run.tokens_per_step=64. It changes the maths")
+    assert levers(run, **{**QUIET, "step_s": 7e-6 * run.operators}) == {}, "more of the step is work"
+    (lever,) = levers(run, **{**QUIET, "step_s": 6.5e-6 * run.operators}).values()
+    assert lever.gain == 1.0, "an estimate says twice at most"
+    assert levers(run, **{**QUIET, "step_s": 1e-3}, operators=None) == {}, "not counted, not said"
+
+
+def test_a_step_of_calls_that_accumulates_takes_larger_micro_batches_first(observed):
+    run = observed("tiny steps")
+    settings = {**run.settings, "run": {**run.settings["run"], "micro_batch": 8}}
+    facts = dataclasses.replace(run.facts, accumulation=2)
+    (lever,) = levers(run, **{**QUIET, "step_s": 4e-6 * run.operators}, settings=settings, facts=facts).values()
+    assert (lever.name, lever.change) == ("tiny steps", "run.micro_batch=16: the same result in fewer operators")
 
 
 def test_the_levers_of_a_gpu(observed):

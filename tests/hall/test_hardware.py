@@ -1,11 +1,12 @@
 """Device names as torch reports them, their peaks, and that nothing unknown gets a default."""
 
 import os
+import platform
 import re
 
 import pytest
 
-from windlass.hardware import DEVICES, find_device, read_load
+from windlass.hardware import DEVICES, cpu_name, find_device, read_load
 from windlass.units import GIB
 
 
@@ -122,3 +123,10 @@ def test_the_load_is_the_last_minutes_and_unknown_where_the_kernel_does_not_say_
     assert read_load() == 2.5
     monkeypatch.setattr(os, "getloadavg", lambda: os.stat("/no such file"))
     assert read_load() is None
+
+
+def test_the_processor_has_the_name_that_linux_gives_it_else_its_kind(tmp_path):
+    assert cpu_name(tmp_path) == (platform.processor() or platform.machine())
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654: rev 2\nflags\t: fpu\n")
+    assert cpu_name(tmp_path) == "AMD EPYC 9654: rev 2"

@@ -28,7 +28,7 @@ def on_h200(tmp_path, settings=GOOD, **facts):
 
 def test_a_real_healthy_run_is_called_so(tmp_path):
     planted.train(tmp_path, "healthy")
-    planted.set_times(tmp_path / "healthy", data_wait_s=0.0, log_s=0.0)
+    planted.set_times(tmp_path / "healthy", data_wait_s=0.0, log_s=0.0, step_s=0.02)
     lines = list(advise(tmp_path / "healthy"))
     assert lines[0].startswith("1 x CPU: ") and lines[0].endswith("the mean of 13 steps up to step 14")
     assert [line.split("  ")[1].strip() or line.split("  ")[2] for line in lines[1:5]] == [

@@ -1,7 +1,10 @@
 """`windlass bench RECIPE`: a grid of real tiny runs, cells that fail, what is appended, and every grid that is refused."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,8 +12,18 @@ import yaml
 from tests import tiny
 from windlass.cli import main as cli
 from windlass.commands.speed import bench as page
-from windlass.commands.speed.bench import BenchRow, bench, bench_as_table, cells_of, efficiencies, failure_reason
+from windlass.commands.speed.bench import (
+    BenchRow,
+    bench,
+    bench_as_table,
+    cells_of,
+    checkout,
+    efficiencies,
+    failure_reason,
+)
 from windlass.errors import UserError
+from windlass.hardware import cpu_name
+from windlass.version import __version__
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +43,19 @@ def test_a_grid_is_measured_in_processes_of_their_own_and_a_cell_that_fails_is_a
     earlier, session = json.loads(output.read_text())
     good, refused = session["rows"]
     assert earlier == {"rows": ["of an earlier bench"]} and session["overrides"] == ["run.seed=7"]
-    assert {"torch", "transformers"} == set(session["versions"]) and session["hardware"]["cores"] >= 1
+    assert {"windlass", "torch", "transformers"} == set(session["versions"])
+    assert session["versions"]["windlass"] == __version__ and session["hardware"] == {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+    }
+    assert session["checkout"] == checkout(Path(__file__).parents[3])
     assert len(good["tokens_per_s"]) == 2 and all(rate > 0 for rate in good["tokens_per_s"]) and good["error"] is None
     assert (good["device"], good["attention"], good["mfu"]) == ("CPU", "flash for CPU", None)
     assert good["memory_bytes"] > 0 and good["settings"] == ["run.micro_batch=2", "parallel.recompute=none"]
     assert refused["tokens_per_s"] == [] and "run.micro_batch=3" in refused["error"]
+    given, rule, change = refused["explanation"].splitlines()
+    assert given.startswith("run.tokens_per_step=128 (8 sequences) on 1 rank") and {rule, change} <= set(lines)
+    assert rule.startswith("  rule:   sequences per step") and change.startswith("  change: the nearest that divide")
     assert "2 of 2: run.micro_batch=3 parallel.recompute=none, 1 rank: exit code 2" in "\n".join(lines)
     assert lines[-1] == f"{output}, {base / 'bench.svg'}" and "no figure" in (base / "bench.svg").read_text()
     left = {path.name for path in base.iterdir()} - before
@@ -47,6 +68,24 @@ def test_where_no_cell_runs_the_command_fails_after_its_table(base):
         lines.extend(bench(str(base / "tiny.yaml"), [], ["optim.lerning_rate=1"], [1], 6, 1, output))
     (session,) = json.loads(output.read_text())
     assert session["rows"][0]["error"].startswith("refused: ")
+    assert (
+        "did you mean `learning_rate`?" in session["rows"][0]["explanation"]
+        and "change" not in session["rows"][0]["error"]
+    )
+
+
+def test_the_checkout_is_windlass_own_and_says_whether_it_is_changed(tmp_path):
+    assert checkout(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("1")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert checkout(tmp_path) == {"commit": head, "is_changed": False}
+    (tmp_path / "file").write_text("2")
+    assert checkout(tmp_path) == {"commit": head, "is_changed": True}
+    (tmp_path / "lib").mkdir()
+    assert checkout(tmp_path / "lib") is None, "a repository around an environment is not windlass's"
 
 
 @pytest.mark.parametrize("axis", ["parallel.recompute", "recompute=none", "parallel.recompute=none,,full", "=x"])

@@ -155,9 +155,22 @@ def test_ranks_agree_where_one_alone_runs_out_of_memory(base, ranks):
 def test_on_other_devices_sizes_are_chosen_anew_and_said_so(base, ranks):
     config = auto(base, "sizes-two", run={"steps": 4})
     (found,) = ranks.run(1, trained, config, Device(4))
-    others = "since layout or devices have changed: 2 x CPU when the checkpoint was written, 1 x CPU now"
+    others = "since the checkpoint was written on 2 x CPU and this run has 1 x CPU; this changes memory and speed, not the result"
     assert found["tried"] and others in found["said"]
     assert resolved(config)["run"]["micro_batch"] == 4 and "drift: run.micro_batch" not in found["said"]
+
+
+def test_a_choice_is_not_kept_where_a_setting_of_the_layout_has_changed(base, ranks):
+    """At zero 3 a rank holds half of what it holds at zero 1: what fitted then is tried again."""
+    began = auto(base, "sizes-cut", parallel={"zero": 3}, run={"steps": 2})
+    ranks.run(2, trained, began, Device(4))
+    assert resolved(began)["run"]["micro_batch"] == 4
+    for zero, most, expected in ((1, 1, [4, 4, 2, 2, 1]), (1, 4, [])):
+        longer = auto(base, "sizes-cut", parallel={"zero": zero}, run={"steps": 4 if expected else 6})
+        found, _ = ranks.run(2, trained, longer, Device(most))
+        assert [micro_batch for micro_batch, _ in found["tried"]] == expected
+        assert ("since parallel.zero changed from 3 to 1;" in found["said"]) is bool(expected)
+        assert resolved(longer)["run"]["micro_batch"] == 1
 
 
 def test_where_nothing_fits_the_error_counts(base, ranks):
@@ -256,14 +269,14 @@ def test_what_would_race_is_not_compiled_and_sized_again(base, monkeypatch):
 
     def sized(config, _plan, _runtime, _room, _keys):
         asked.append(config.parallel.compiles)
-        return choices._with(config, micro_batch=2, recompute="none"), "tried"
+        return choices.fill_open(config, micro_batch=2, recompute="none"), "tried"
 
     monkeypatch.setattr(choices, "_sized", sized)
     for racing, expected in ([], [True]), (["triton_red_a"], [True, False]):
         asked.clear()
         monkeypatch.setattr(choices, "racing_kernels", lambda _runtime, racing=racing: racing)
         with start_runtime() as runtime:
-            open_ = choices._with(config, compile=choices._compile(config, architecture, runtime))
+            open_ = choices.fill_open(config, compile=choices._compile(config, architecture, runtime))
             keys = choices._left_open(config)
             chosen, (said,) = choices._by_room(open_, None, runtime, given.room(runtime), keys)
         assert asked == expected and chosen.parallel.compiles is not bool(racing)

@@ -13,7 +13,6 @@ import importlib.metadata
 import itertools
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -24,11 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from windlass.checkpoint.provenance import git_state
 from windlass.commands.speed.plot import plot
 from windlass.config import load_recipe
 from windlass.errors import EXIT_BUG, UserError
+from windlass.hardware import cpu_name
 from windlass.report.events import read_events
 from windlass.units import format_bytes, format_count
+from windlass.version import __version__
 
 LEAST_EFFICIENCY: Final = 0.8
 OVERRIDES: Final = (
@@ -52,7 +54,7 @@ class GridCell:
 @dataclass(frozen=True)
 class BenchRow:
     """A measured cell. `tokens_per_s`: of all ranks, one number for each repeat. `attention`: the kernel that ran. `error`: why
-    there is no number."""
+    there is no number, in a line; `explanation`: with the rule and what to change, where windlass refused the cell."""
 
     settings: tuple[str, ...]
     ranks: int
@@ -62,6 +64,7 @@ class BenchRow:
     device: str | None = None
     attention: str | None = None
     error: str | None = None
+    explanation: str | None = None
 
     @property
     def median(self) -> float | None:
@@ -97,6 +100,7 @@ def bench(
         row = _measure(recipe, overrides, cell, steps, repeats)
         rows.append(row)
         yield f"{number} of {len(cells)}: {label(row)}: {figure(row)}"
+        yield from (row.explanation or "").splitlines()[1:]
         output.write_text(json.dumps([*kept, {**session, "rows": [asdict(one) for one in rows]}], indent=1) + "\n")
     yield ""
     yield from bench_as_table(rows)
@@ -130,14 +134,14 @@ def _measure(recipe: str, overrides: Sequence[str], cell: GridCell, steps: int, 
     try:
         directory = load_recipe(recipe, *overrides, *cell.settings).run.directory
     except UserError as error:
-        return BenchRow(cell.settings, cell.ranks, error=f"refused: {error.given}")
+        return BenchRow(cell.settings, cell.ranks, error=f"refused: {error.given}", explanation=str(error))
     found = []
     for _ in range(repeats):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".bench-", dir=directory.parent) as scratch:
             one = _run(recipe, [*overrides, *cell.settings, *_limits(steps)], cell.ranks, Path(scratch) / "run")
-        if isinstance(one, str):
-            return BenchRow(cell.settings, cell.ranks, error=one)
+        if "error" in one:
+            return BenchRow(cell.settings, cell.ranks, **one)
         found.append(one)
     rates = tuple(one["tokens_per_s"] for one in found)
     rest = {key: found[-1][key] for key in ("mfu", "memory_bytes", "device", "attention")}
@@ -148,12 +152,13 @@ def _limits(steps: int) -> list[str]:
     return [*OVERRIDES, f"run.steps={steps}", f"checkpoint.every_steps={steps}", f"evaluate.every_steps={steps}"]
 
 
-def _run(recipe: str, settings: list[str], ranks: int, run_directory: Path) -> dict[str, Any] | str:
-    """One run -> its figures, or why there are none."""
+def _run(recipe: str, settings: list[str], ranks: int, run_directory: Path) -> dict[str, Any]:
+    """One run -> its figures, or `error` and `explanation`."""
     command = [sys.executable, "-m", "windlass", "train", recipe, *settings, f"run.directory={run_directory}"]
     done = subprocess.run([*command, "--nproc", str(ranks), "--quiet"], capture_output=True, text=True)
     if done.returncode:
-        return failure_reason(done.returncode, done.stdout + done.stderr)
+        printed = done.stdout + done.stderr
+        return {"error": failure_reason(done.returncode, printed), "explanation": _explanation(printed)}
     events = read_events(run_directory / "events.jsonl")
     start = next(event for event in events if event["kind"] == "start")
     steps = [event for event in events if event["kind"] == "step"]
@@ -163,6 +168,16 @@ def _run(recipe: str, settings: list[str], ranks: int, run_directory: Path) -> d
         "device": start["facts"]["device"],
         "attention": start["derived"]["attention"],
     }
+
+
+def _explanation(printed: str) -> str | None:
+    """What was given, the rule and what to change, as windlass prints an error: a line and the indented ones below it."""
+    lines = printed.splitlines()
+    first = next((at for at, line in enumerate(lines) if line.startswith("windlass:")), None)
+    if first is None:
+        return None
+    below = itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])
+    return "\n".join([lines[first].removeprefix("windlass: "), *below])
 
 
 def failure_reason(code: int, printed: str) -> str:
@@ -199,9 +214,17 @@ def _session(recipe: str, overrides: Sequence[str], steps: int) -> dict[str, Any
         "recipe": Path(recipe).name,
         "overrides": list(overrides),
         "steps": steps,
-        "hardware": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        "hardware": {"cpu": cpu_name(), "cores": os.cpu_count()},
+        "versions": {"windlass": __version__}
+        | {name: importlib.metadata.version(name) for name in ("torch", "transformers")},
+        "checkout": checkout(Path(__file__).parents[4]),
     }
+
+
+def checkout(root: Path) -> dict[str, Any] | None:
+    """The commit of windlass's own repository, and whether files differ from it; None where it is installed without one."""
+    state = git_state(root) if (root / ".git").exists() else None
+    return None if state is None else {"commit": state["commit"], "is_changed": bool(state["diff"])}
 
 
 def efficiencies(rows: Sequence[BenchRow]) -> dict[BenchRow, float]:

@@ -6,6 +6,7 @@ compiled       compiled kernels whose threads race: looked at after the first st
 
 Inside:
 
+kept_choice    whether a run that goes on may take its checkpoint's sizes, and the reason where it may not
 probe          one size tried for real: a step of a copy of the model, on every rank for itself
 choose_zero    the stage of ZeRO among the choices; and a word where ranks on CPUs cut what fits whole
 host_memory    what a host has left for its ranks (no torch)

@@ -8,7 +8,6 @@ from typing import Any
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
@@ -17,13 +16,11 @@ from windlass.training.parts.device_memory import FindRoom, Room
 from windlass.training.parts.open_program import can_compile
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
+from windlass.training.sizing.kept_choice import changes_since, fill_open, sizes_before
 from windlass.training.sizing.probe import step_fits
 from windlass.training.start.model_plan import ModelPlan, plan_of
 from windlass.training.start.parameter_rules import rules_of
 from windlass.units import format_bytes
-
-OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")
-"""Settings of parallel, besides the axes, that change what a rank holds."""
 
 
 def choose_sizes(
@@ -34,13 +31,13 @@ def choose_sizes(
     left_open = _left_open(config)
     if not left_open:
         return config, plan, cuts_what_fits(config, plan, runtime)
-    kept = None if trainer_state is None else _kept(config, trainer_state, runtime)
-    if kept is not None:
-        chosen = _with(config, **kept)
+    changes = [] if trainer_state is None else changes_since(config, trainer_state, runtime)
+    if trainer_state is not None and not changes:
+        chosen = fill_open(config, **sizes_before(trainer_state))
         sentences = [f"{_shown(chosen, left_open)}: as the run began on the same layout and devices"]
     else:
-        anew = [] if trainer_state is None else [_anew(trainer_state, runtime, left_open)]
-        config = _with(config, compile=_compile(config, plan.architecture, runtime))
+        anew = [_anew(left_open, changes)] if changes else []
+        config = fill_open(config, compile=_compile(config, plan.architecture, runtime))
         chosen, found = _by_room(config, plan, runtime, room_of(runtime), left_open)
         sentences = [*anew, *found]
     return chosen, _planned(chosen, plan, runtime), [*sentences, *cuts_what_fits(chosen, plan, runtime)]
@@ -67,45 +64,14 @@ def _shown(config: RunConfig, keys: Sequence[str]) -> str:
     return "auto: " + ", ".join(f"{key}={values[key]}" for key in keys)
 
 
-def _with(config: RunConfig, **found: Any) -> RunConfig:
-    """The settings that are `auto` as in `found`."""
-    run = {"micro_batch": found["micro_batch"]} if "micro_batch" in found and config.run.micro_batch == "auto" else {}
-    parallel, names = config.parallel, ("recompute", "compile")
-    given = {name: found[name] for name in names if name in found and getattr(parallel, name) == "auto"}
-    if "zero" in found and parallel.zero == "auto":
-        parallel = parallel.with_zero(found["zero"])
-    return config.changed(run=config.run.changed(**run), parallel=parallel.changed(**given))
-
-
 def _planned(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> ModelPlan:
     return plan._replace(recompute=plan_of(config, plan.architecture, plan.rules, runtime))
 
 
-def _kept(config: RunConfig, trainer_state: Mapping[str, Any], runtime: Runtime) -> dict[str, Any] | None:
-    """What the run began with; None where layout or devices are others, or its micro-batch does not divide the step any more."""
-    then = trainer_state["config"]
-    found = {"micro_batch": then["run"]["micro_batch"]}
-    found |= {name: then["parallel"][name] for name in ("zero", "recompute", "compile")}
-    is_same = trainer_state.get("device") == runtime.device_name() and trainer_state["world"] == runtime.world
-    if not is_same or "auto" in found.values():
-        return None
-    before = ParallelConfig.model_validate(then["parallel"])
-    try:
-        now = _with(config, zero=before.zero).parallel
-        layouts = [parallel.layout(runtime.world) for parallel in (before, now)]
-    except UserError:  # the recipe's shard is a number now, and zero was 0
-        return None
-    if layouts[0] != layouts[1] or any(getattr(before, name) != getattr(now, name) for name in OF_LAYOUT):
-        return None
-    return None if config.sequences_per_step % (found["micro_batch"] * layouts[1].batch_ranks) else found
-
-
-def _anew(trainer_state: Mapping[str, Any], runtime: Runtime, keys: Sequence[str]) -> str:
-    device = trainer_state.get("device", "a device that it does not name")
+def _anew(keys: Sequence[str], changes: Sequence[str]) -> str:
     return (
-        f"{', '.join(keys)} {'are' if len(keys) > 1 else 'is'} chosen again, since layout or devices have changed: "
-        f"{trainer_state['world']} x {device} when the checkpoint was written, {runtime.world} x {runtime.device_name()} now; "
-        "what is computed stays the same"
+        f"{', '.join(keys)} {'are' if len(keys) > 1 else 'is'} chosen again, since {' and '.join(changes)}; "
+        "this changes memory and speed, not the result"
     )
 
 
@@ -113,7 +79,7 @@ def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) ->
     """Whether this device compiles, and every rule allows it."""
     if config.parallel.compile != "auto" or not can_compile(runtime.device.type):
         return config.parallel.compiles
-    compiled = _with(config, compile=True)
+    compiled = fill_open(config, compile=True)
     try:
         compiled.check_layout(architecture, runtime.world, here=True)
         rules_of(compiled, architecture)
@@ -147,7 +113,7 @@ def _sized(
     config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None, keys: Sequence[str]
 ) -> tuple[RunConfig, str]:
     """`keys`: those that the recipe leaves open."""
-    least = _with(config, micro_batch=config.micro_batch, recompute="none")
+    least = fill_open(config, micro_batch=config.micro_batch, recompute="none")
     layout, memory = config.parallel.layout(runtime.world), memory_of(config, plan, runtime)
     if room is None:
         words = {"micro_batch": "the smallest micro-batch", "recompute": "no recomputation", "compile": "not compiled"}
@@ -159,7 +125,7 @@ def _sized(
     trials = worth_trying(sizes, memory, length, room.limit_bytes)
     mesh = make_silent_mesh(layout, runtime.device.type)
     for number, size in enumerate(trials, 1):
-        chosen = _with(config, micro_batch=size.micro_batch, recompute=size.recompute)
+        chosen = fill_open(config, micro_batch=size.micro_batch, recompute=size.recompute)
         if step_fits(chosen, runtime, _planned(chosen, plan, runtime), mesh, size, room):
             counted, limit = format_bytes(total_bytes(memory, size, length)), format_bytes(room.limit_bytes)
             left_out = len(sizes) - len(trials)
@@ -187,7 +153,7 @@ def _sizes(config: RunConfig, architecture: Architecture, world: int, batch_rank
 
 def _is_allowed(config: RunConfig, kind: str, architecture: Architecture, world: int) -> bool:
     try:
-        _with(config, recompute=kind).check_layout(architecture, world)
+        fill_open(config, recompute=kind).check_layout(architecture, world)
     except UserError:
         return False
     return True

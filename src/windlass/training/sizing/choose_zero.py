@@ -1,6 +1,6 @@
 """`parallel.zero` where it is `auto`: by the count of plan/zero.py; and a word where CPU ranks cut what fits whole."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,9 +25,12 @@ CUTS: Final[Mapping[Stage, str]] = {
     2: "optimizer states and gradients are cut",
     3: "all is cut",
 }
-COST: Final = (
-    "gathers weights with every micro-batch, and gloo copies each message: 2.5 times the processor time of zero 0 in "
-    "benchmarks/results/layouts.json"
+GATHERS: Final = "gathers weights with every micro-batch, and gloo copies each message"
+COST: Final = f"{GATHERS}: 2.5 times the processor time of zero 0 in benchmarks/results/layouts.json"
+COST_IN_BF16: Final = "1,979 tokens/s in bf16 where zero 0 had 2,219 (single runs on two cores, docs/log.md)"
+NOT_OFFERED: Final = (
+    "in 16 bits over fp32 weights parallel.zero=auto leaves 0 out, because it computes under autocast and rounds "
+    "differently"
 )
 
 
@@ -61,9 +64,12 @@ def with_least_zero(
     limit_bytes = room.limit_bytes if room is not None else _share_of_all(runtime)
     if limit_bytes is None:
         return usual, _said(usual, "this host does not say how much memory it has left")
-    needed = _Needs(plan, runtime, room).of(config)
+    stages = exact_stages(config.precision)
+    needed = _Needs(plan, runtime, room).of(config, stages)
     stage = choose_stage(needed, limit_bytes)
-    return _cut(config, stage), _said(_cut(config, stage), _reason(needed, stage, limit_bytes))
+    return _cut(config, stage), _said(
+        _cut(config, stage), _reason(needed, stage, limit_bytes) + ("" if 0 in stages else f"; {NOT_OFFERED}")
+    )
 
 
 def cuts_what_fits(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> list[str]:
@@ -72,13 +78,19 @@ def cuts_what_fits(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> list
     free = available_bytes() if is_cut and runtime.rank == 0 and runtime.device.type == "cpu" else None
     if free is None or not memory_of(config, plan, runtime).is_counted:
         return []
-    limit_bytes, needed = int(free / runtime.world * OF_HOST), _Needs(plan, runtime, None).of(config)
-    if needed.get(0, limit_bytes + 1) > limit_bytes:
+    limit_bytes, whole = int(free / runtime.world * OF_HOST), _Needs(plan, runtime, None).of(config, (0,))
+    is_offered = 0 in exact_stages(config.precision)
+    if not whole:
         return []
-    return [
-        f"parallel.zero=3 on {runtime.world} CPU ranks {COST}; parallel.zero=auto takes 0 here, which needs "
-        f"{format_bytes(needed[0])} of the {format_bytes(limit_bytes)} that a rank may take"
-    ]
+    # autocast keeps a copy of each weight in 16 bits, which plan/memory.py does not count
+    needed_bytes = whole[0] + (0 if is_offered else memory_of(_cut(config, 0), plan, runtime).standing().weights // 2)
+    if needed_bytes > limit_bytes:
+        return []
+    room = f"needs {format_bytes(needed_bytes)} of the {format_bytes(limit_bytes)} that a rank may take"
+    cut = f"parallel.zero=3 on {runtime.world} CPU ranks"
+    if is_offered:
+        return [f"{cut} {COST}; parallel.zero=auto takes 0 here, which {room}"]
+    return [f"{cut} {GATHERS}: {COST_IN_BF16}; {NOT_OFFERED}; given as a number, 0 {room}"]
 
 
 def _share_of_all(runtime: Runtime) -> int | None:
@@ -98,10 +110,10 @@ class _Needs:
     runtime: Runtime
     room: Room | None
 
-    def of(self, config: RunConfig) -> dict[Stage, int]:
-        """Of the stages that the recipe's other settings allow."""
+    def of(self, config: RunConfig, stages: Sequence[Stage]) -> dict[Stage, int]:
+        """Of those of `stages` that the recipe's other settings allow."""
         found: dict[Stage, int] = {}
-        for stage in exact_stages(config.precision):
+        for stage in stages:
             try:
                 cut = _cut(config, stage)
                 cut.check_layout(self.plan.architecture, self.runtime.world)
