@@ -12,6 +12,7 @@ computes in bf16.
     autocast       `parallel.zero: 0`
     fsdp2 N        FSDP2 with `parallel.zero: N` over two ranks: nothing divides, and a shard of the weights is cast once for each
                    gather. `transport` is what collectives read and write; gloo's own copies are among copy_
+    tp 2           FSDP2 over one rank beside two tensor ranks, per parameter of a rank: nothing divides
 
 Then the head's loss and its gradient, bytes per logit, a product's write and two products' reads of it among them: operator by
 operator, and compiled (`parallel.compile`), where Inductor counts its kernels. A CPU keeps a row in its cache; on a GPU the
@@ -46,7 +47,7 @@ from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import build
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.records import Record
+from windlass.parallel.records import Record, local_tensor
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import Ranks
@@ -71,16 +72,18 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 SHARDED: dict[str, dict[str, Any]] = {f"fsdp2 {zero}": {"zero": zero, "shard": 2} for zero in (3, 2, 1)}
 """On two ranks."""
+BESIDE: dict[str, dict[str, Any]] = {"tp 2": {"tp": 2}}
+"""On two ranks that cut nothing over `shard`."""
 TRANSPORT = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1) -> Any:
-    config = ParallelConfig(zero=zero, shard=shard)
+def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1, tp: int = 1) -> Any:
+    config = ParallelConfig(zero=zero, shard=shard, tp=tp)
     architecture = ModelConfig.model_validate(MODEL).architecture()
     precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
-    mesh, device = make_mesh(config.layout(shard), "cpu"), torch.device("cpu")
+    mesh, device = make_mesh(config.layout(shard * tp), "cpu"), torch.device("cpu")
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
     with mock.patch.object(build, "has_masters", chosen):
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
@@ -89,7 +92,7 @@ def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard
 
 
 def moved(program: Any, micro_batches: int, least: int) -> Moved:
-    ids = torch.ones(1, 1, dtype=torch.int64)
+    ids = torch.ones(1, program.mesh.layout.tp, dtype=torch.int64)  # a token for each tensor rank
     with Moved(least, weights=[record.tensor for record in program.records()]) as mode:
         program.run([{"input_ids": ids, "targets": ids}] * micro_batches, torch.tensor(1.0 * micro_batches))
     return mode
@@ -97,8 +100,11 @@ def moved(program: Any, micro_batches: int, least: int) -> Moved:
 
 def row(**settings: Any) -> dict[str, Any]:
     program, optimizer = make(**settings)
-    num_parameters = sum(record.logical_shape.numel() for record in program.records())
-    least = MODEL["hidden_size"] * MODEL["num_attention_heads"]  # larger than any activation of one token
+    num_logical = sum(record.logical_shape.numel() for record in program.records())
+    num_parameters = (
+        sum(local_tensor(record.tensor).numel() for record in program.records()) * program.mesh.layout.shard
+    )
+    least = MODEL["hidden_size"] * MODEL["num_attention_heads"]  # larger than any activation of one token, or of two
     by_count = {}
     for micro_batches in (1, 2):
         moved(program, micro_batches, least)  # the first step makes buffers
@@ -116,7 +122,7 @@ def row(**settings: Any) -> dict[str, Any]:
         "by_operator": {name: round(size, 2) for name, size in more.items() if round(size, 2)},
         "bytes_per_parameter_of_the_first": round(by_count[1].total / num_parameters, 2),
         "casts_of_weights_per_micro_batch": by_count[2].casts - by_count[1].casts,
-        "bytes_per_parameter_of_an_update": round(update.total / num_parameters, 2),
+        "bytes_per_parameter_of_an_update": round(update.total / num_logical, 2),  # operators on DTensors
     }
 
 
@@ -157,7 +163,7 @@ def counted(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def rows(ranks: Ranks) -> dict[str, Any]:
-    found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED)[0]
+    found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED | BESIDE)[0]
     for name, dtype in DTYPES.items():
         found[f"update compiled, gradients in {name}"] = {"bytes_per_parameter": update_bytes(dtype)}
         for is_compiled in (False, True):

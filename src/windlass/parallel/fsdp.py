@@ -32,7 +32,9 @@ elements and r n/S down per reduction. Tests prove parity on CPU, where host and
 saves and the time that it costs are not measured.
 
 Why the gradient is right: reductions are plain sums (`set_gradient_divide_factor(1)`, and the forced SUM, without which gloo
-refuses fp32), the loss is divided by the global count before backward, and no world size appears.
+refuses fp32), the loss is divided by the global count before backward, and no world size appears. Over one rank no factor is set:
+torch divides by the number of ranks, skips that for 1, and would divide by a factor of 1.0 in a pass of its own, 8 bytes per
+parameter.
 
 Sources: ZeRO, Rajbhandari et al., arXiv 1910.02054; ZeRO-Offload, Ren et al., arXiv 2101.06840; FSDP, Zhao et al.,
 arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
@@ -84,8 +86,11 @@ def apply_fsdp(
     # the root comes last, since it takes what no other unit has; backward would gather it again to read nothing: not resharded
     shard(model, reshard_after_forward=False)
     units = fsdp_units(model)
+    dealt_units = dealt_experts(model)
     for one in units:
-        one.set_gradient_divide_factor(1.0)
+        ranks = mesh.expert_fsdp if one in dealt_units else mesh.fsdp
+        if ranks is None or ranks.size() > 1:
+            one.set_gradient_divide_factor(1.0)
         one.set_force_sum_reduction_for_comms(True)
     if config.prefetch:
         _prefetch(units, config.prefetch)
