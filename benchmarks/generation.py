@@ -27,10 +27,10 @@ from typing import Any
 if __name__ == "__main__":
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported
 import torch
-from meters.machine import cpu_name
 from throughput import QUIET_LOAD, SHAPE
 
 from windlass.commands.generate import Sampling, sample
+from windlass.hardware import cpu_name
 from windlass.training.start.open_saved import open_saved
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
