@@ -4,25 +4,29 @@
     attention     f / a_f + 2.5 f / a_b       f = 2 L q T: causal scores and values forward; backward has five products for two
     elementwise   2 L (21 h + 9 i + 4 (q + kv)) bytes: norms with their residual, rope, gated MLP, forward and backward,
                   each fused into one pass; eager passes take 2.6 times that
-    loss          6 bytes per vocabulary entry: logits written once and read twice in 16 bits, by chunks
+    loss          bytes per vocabulary entry that the compiled loss moves, as step_bytes.py counts them
                   (dense with an fp32 copy: 42, counted from the operators: cast, log_softmax, nll, and their backwards)
-    optimizer     34 bytes per parameter and step: p, m, v read and written in fp32, gradient read by norm and update, 16-bit copy
-                  (bf16 m and v: 22; bf16 weights too: 16; foreach: 72, one pass per arithmetic operation)
-    casts         12 bytes per parameter and micro-batch: 16-bit copy of the fp32 weight, gradient to fp32; 8 more to accumulate
-                  (bf16 weights: 4, to accumulate only)
+    optimizer     bytes per parameter and step that the compiled update moves, as step_bytes.py counts them: p, m, v read and
+                  written in fp32, the gradient read by norm and update, the 16-bit copy (bf16 m and v: 8 fewer; bf16 weights
+                  too: 16; foreach: 72, one pass per arithmetic operation)
+    sums          8 bytes per parameter and micro-batch: a product reads and writes the gradient's fp32 sum; 4 once per step,
+                  which clear it (bf16 weights: 4, where micro-batches are added up). No weight is cast
     recompute     full: the blocks' forward once more
 
 Two sets of rates. LIMIT: the best that one H200 was seen to do in matrix products (790 of 989 TFLOP/s) and copies (4.3 of
 4.8 TB/s), attention as published for Hopper. PRACTICAL: 730 TFLOP/s, 3.9 TB/s, slower attention, 15 % more bytes, 1.5 % gaps.
 Against the best public figure (Llama-3-8B, T 4096, one H200, full recomputation, all in bf16: 10,471 tokens/s) PRACTICAL is
-4.3 % low. Another device gets the same shares of its own peak and bandwidth.
+4.4 % low. Another device gets the same shares of its own peak and bandwidth.
 
-The rates are a model to be judged by the measurements beside it, and no measurement themselves.
+fp8 has no estimate: its products, and the casts in the kernels around them, are not in the model. The rates are a model to be
+judged by the measurements beside it, and no measurement themselves.
 
 Legend: L layers, h hidden, i MLP width, q query and kv key channels of all heads, T sequence length.
 """
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from windlass.hardware import Device
 from windlass.model.architecture import Architecture
@@ -49,9 +53,14 @@ MASKED_ATTENTION = 127e12
 """Causal FLOP/s, forward and backward, of an attention that is given a dense mask: it computes both halves, on a kernel that
 is slower too. Chosen so that such a step of SmolLM3-3B at 8,192 takes 66 % longer, as reckoned for transformers' own mask."""
 EAGER_BYTES = 2.6
-DENSE_LOSS_BYTES, CHUNKED_LOSS_BYTES = 42, 6
-OPTIMIZER_BYTES = {("fused", "bf16", "fp32"): 34, ("fused", "bf16", "bf16"): 22, ("foreach", "bf16", "fp32"): 72} | {
-    ("fused", "bf16-pure", "bf16"): 16
+COUNTED = json.loads((Path(__file__).parents[1] / "results" / "step_bytes.json").read_text())["rows"]
+DENSE_LOSS_BYTES, CHUNKED_LOSS_BYTES = 42, COUNTED["loss compiled, bf16"]["bytes_per_logit"]
+UPDATE_BYTES = COUNTED["update compiled, gradients in fp32"]["bytes_per_parameter"]
+OPTIMIZER_BYTES = {
+    ("fused", "bf16", "fp32"): UPDATE_BYTES,
+    ("fused", "bf16", "bf16"): UPDATE_BYTES - 8,
+    ("foreach", "bf16", "fp32"): 72,
+    ("fused", "bf16-pure", "bf16"): 16,
 }
 HEAD_TOKENS = 8192  # of a chunk, at most (model/chunks.py)
 STATE_BYTES = {("bf16", "fp32"): 16, ("bf16", "bf16"): 12, ("bf16-pure", "bf16"): 8}  # weights, gradients, two moments
@@ -104,7 +113,7 @@ def seconds_per_token(arch: Architecture, work: Work, rates: Rates) -> dict[str,
     again = 2.0 * in_blocks / rates.products + scores / forward_rate + forward_bytes / bandwidth
     accumulates = work.tokens_per_step > work.tokens_per_micro_batch
     optimizer = OPTIMIZER_BYTES[work.kernel, work.policy, work.states]
-    casts = (12 + 8 * accumulates) if work.policy == "bf16" else 4 * accumulates
+    of_step, of_micro_batch = (4, 8) if work.policy == "bf16" else (0, 4 * accumulates)
     terms = {
         "products": 6.0 * multiplied / rates.products,
         "attention": scores / forward_rate + 2.5 * scores / backward_rate,
@@ -112,7 +121,9 @@ def seconds_per_token(arch: Architecture, work: Work, rates: Rates) -> dict[str,
         "loss": (CHUNKED_LOSS_BYTES if work.loss == "chunked" else DENSE_LOSS_BYTES) * arch.vocab_size / bandwidth,
         "recompute": again if work.recompute == "full" else 0.0,
         "optimizer": optimizer * parameters / rates.bandwidth / work.tokens_per_step,
-        "casts": casts * parameters / rates.bandwidth / work.tokens_per_micro_batch,
+        "sums": (of_step / work.tokens_per_step + of_micro_batch / work.tokens_per_micro_batch)
+        * parameters
+        / rates.bandwidth,
     }
     if work.recompute == "selective":  # the elementwise part of the forward, and none of its products
         terms["recompute"] = forward_bytes / bandwidth

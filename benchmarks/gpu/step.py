@@ -127,7 +127,7 @@ class Setup:
             self.compile,
             self.loss,
             self.kernel,
-            "bf16" if self.policy == "fp8" else self.policy,  # its bytes, and not its faster products
+            "bf16" if self.policy == "fp8" else self.policy,  # of which the memory is asked
             self.states,
             self.attention,
             more_bytes=2 * (self.policy in ("bf16", "fp8") and self.zero != 0) - 2 * (self.gradients == "bf16"),
@@ -215,7 +215,7 @@ def judged(setup: Setup, architecture: Architecture, tokens_per_s: float, device
         mfu = getattr(flops, convention) * tokens_per_s / known.peak_flops if known else None
         found[f"mfu_{convention}"] = round(mfu, 4) if mfu is not None else None
     for words, rates in (("practical", floor.PRACTICAL), ("limit", floor.LIMIT)):
-        is_counted = known is not None and not architecture.num_experts
+        is_counted = known is not None and not architecture.num_experts and setup.policy != "fp8"
         should = floor.tokens_per_s(architecture, setup.work(), floor.on(known, rates)) if is_counted else None
         found[f"floor_{words}_tokens_per_s"] = round(should, 1) if should else None
     practical = found["floor_practical_tokens_per_s"]
