@@ -3,12 +3,13 @@
     python benchmarks/gpu/headline.py --minutes 8
     python benchmarks/gpu/headline.py --device cpu --tiny --out trial.json        # tries the script
 
-The step is windlass's own, compiled per block, about 65,000 tokens per step. For each model settings are tried from the
-fastest expected to the smallest until one fits. Micro-batches stop at about 16,000 tokens, where products have reached their
-rate. Selective recomputation with two sequences comes before none with one: it repeats no product, and products of twice the rows
-are a little faster. Llama-3.1-8B has bf16 optimizer states (with fp32 states 141 GB leave no room for two
-sequences), and on 80 GB bf16 weights too: `pure`.
-Rows of 32,768 tokens per micro-batch ask whether larger products are worth selective recomputation. Qwen3-30B-A3B has six of its
+The step is windlass's own, compiled per block, about 65,000 tokens per step. For each model all settings that fit and may be the
+fastest are measured in one start, and the fastest is kept, the others beside it (candidates.py); a layout with one change takes
+the first that fits. Micro-batches are of about 16,000 tokens, where products have reached their rate. Selective recomputation
+with two sequences comes before none with one: it repeats no product, and products of twice the rows are a little faster.
+Llama-3.1-8B has bf16 optimizer states (with fp32 states 141 GB leave no room for two sequences), and on 80 GB bf16 weights too:
+`pure`.
+Candidates of 32,768 tokens per micro-batch ask whether larger products are worth more recomputation. Qwen3-30B-A3B has six of its
 48 layers, which fit one GPU: 4.4 billion parameters, of which a token uses 1.0.
 Llama-3.1-8B is measured in fp8 too, at 4,096 and at 8,192 positions: the goal is 16,000 tokens/s at 8,192; its MFU is a share of
 bf16's peak. Qwen3-4B's adapters have rank 16 on all linear layers; their rows have no MFU.
@@ -23,8 +24,9 @@ from typing import Any
 
 import torch
 from book import Book, print_table
+from candidates import measure_best, measure_first_fit
 from cells import Cell, run_script, sources_of
-from step import SOURCES, Setup, measure_first_fit
+from step import SOURCES, Setup
 
 SECONDS = 12.0  # of timed steps per row
 FP8_GOAL = 16_000  # tokens/s of Llama-3.1-8B at 8,192 positions
@@ -42,16 +44,17 @@ class Row:
     goal: float | None
 
 
-def tries(large: int, small: int) -> tuple[tuple[str, int], ...]:
+def tries(large: int, small: int, *larger: tuple[str, int]) -> tuple[tuple[str, int], ...]:
+    """`larger`: beyond the tokens at which products have reached their rate, so measured last."""
     pairs = [(kind, size) for size in (large, small) for kind in ("none", "selective")]
-    return tuple(dict.fromkeys([*pairs, ("full", large), ("full", small)]))
+    return tuple(dict.fromkeys([*pairs, ("full", large), ("full", small), *larger]))
 
 
 ROWS = (  # the most telling first
-    Row("smollm3-3b", 8192, tries(2, 1), "fp32", 24_600, 29_100),
+    Row("smollm3-3b", 8192, tries(2, 1, ("selective", 4)), "fp32", 24_600, 29_100),
     Row("llama-3.1-8b", 4096, tries(2, 1), "bf16", 12_000, 13_300),
     Row("qwen3-4b", 4096, tries(4, 2), "fp32", None, None),
-    Row("qwen2.5-1.5b", 4096, tries(4, 2), "fp32", None, None),
+    Row("qwen2.5-1.5b", 4096, tries(4, 2, ("none", 8)), "fp32", None, None),
 )
 EXPERTS = Row("qwen3-30b-a3b", 4096, tries(4, 2), "fp32", None, None)
 
@@ -59,7 +62,7 @@ EXPERTS = Row("qwen3-30b-a3b", 4096, tries(4, 2), "fp32", None, None)
 def setups_of(row: Row, tiny: bool) -> list[Setup]:
     """Settings to try, the fastest expected first."""
     length = 64 if tiny else row.sequence_length
-    best = Setup("tiny" if tiny else row.preset, length, 4 if tiny else 65536 // length, 1, states=row.states)
+    best = Setup("tiny" if tiny else row.preset, length, 8 if tiny else 65536 // length, 1, states=row.states)
     found = [replace(best, recompute=kind, micro_batch=size) for kind, size in row.tries]
     if row.states == "bf16":
         found += [replace(setup, policy="bf16-pure") for setup in found]
@@ -69,11 +72,10 @@ def setups_of(row: Row, tiny: bool) -> list[Setup]:
 def make_cells(tiny: bool) -> list[Cell]:
     """Every model in its best settings; then what else these could be, one change each."""
     seconds = 0.2 if tiny else SECONDS
-    cells = [_cell(row.preset, setups_of(row, tiny), seconds) for row in ROWS]
+    cells = [_best_cell(row.preset, setups_of(row, tiny), seconds) for row in ROWS]
     small, large = ROWS[0], ROWS[1]
     long = replace(large, sequence_length=8192, tries=tries(1, 1), bar=None, goal=FP8_GOAL)
     others: tuple[tuple[Row, str, dict[str, Any]], ...] = (
-        (large, "one sequence", {"recompute": "none", "micro_batch": 1}),
         (small, "gathered weights kept", {"zero": 2}),
         (small, "autocast", {"zero": 0}),
         (large, "gradients added in bf16", {"gradients": "bf16"}),
@@ -84,8 +86,6 @@ def make_cells(tiny: bool) -> list[Cell]:
         (long, "fp8 rowwise at 8192", {"policy": "fp8", "scaling": "rowwise"}),
         (ROWS[2], "LoRA", {"adapter": "lora"}),
         (ROWS[2], "QLoRA", {"adapter": "qlora"}),
-        (replace(small, tries=(("selective", 4),)), "32k tokens per micro-batch", {}),
-        (replace(ROWS[3], tries=(("none", 8),)), "32k tokens per micro-batch", {}),
         (EXPERTS, "six layers", {"layers": 6}),
         (EXPERTS, "six layers, not compiled", {"layers": 6, "compile": False}),
     )
@@ -95,6 +95,18 @@ def make_cells(tiny: bool) -> list[Cell]:
             _cell(f"{row.preset}, {words}", list(dict.fromkeys(replace(setup, **change) for setup in setups)), seconds)
         )
     return cells
+
+
+def _best_cell(name: str, setups: list[Setup], seconds: float) -> Cell:
+    budget_s = 2 * (
+        40.0 + 1.5 * seconds
+    )  # two candidates are worth it; one took 23 to 61 s on an H200 (gpu-headline.json)
+
+    def measure(device: torch.device) -> dict[str, object]:
+        return measure_best(setups, device, seconds, budget_s)
+
+    settings = {"setups": [vars(setup) for setup in setups], "seconds": seconds, "budget_s": budget_s}
+    return Cell(name, budget_s, measure, sources_of(*SOURCES), settings)
 
 
 def _cell(name: str, setups: list[Setup], seconds: float) -> Cell:

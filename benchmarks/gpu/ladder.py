@@ -17,8 +17,9 @@ from dataclasses import replace
 
 import torch
 from book import Book, print_table
+from candidates import measure_first_fit, smaller
 from cells import Cell, run_script, sources_of
-from step import SOURCES, Setup, measure_first_fit, smaller
+from step import SOURCES, Setup
 
 SECONDS = 12.0  # of timed steps per rung
 CHANGES: tuple[tuple[str, dict[str, object]], ...] = (

@@ -14,14 +14,13 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import floor
 import torch
 import torch.distributed as dist
-from cells import free, plain
 from primitives import reset_peak
 from timed import Sensors
 from torch import Tensor
@@ -52,7 +51,6 @@ from windlass.units import GIB
 
 WARM_UP_STEPS = 2  # after the first, which compiles
 MIN_STEPS, MAX_STEPS = 4, 30
-USABLE = 0.98  # of the device's memory; the rest are its context and what the allocator cannot join
 NOT_COUNTABLE_MFU = 0.73  # of a whole step in bf16; above it the measurement is wrong (floor.py's LIMIT is under it)
 SOURCES = (
     "benchmarks/gpu/step.py",
@@ -145,24 +143,6 @@ class Setup:
         precision = precision_of(given)
         states = precision.states if given.is_rounded else None
         return Storage(states, given.is_stochastic, compiled=self.compile, gradients=precision.gradients)
-
-
-def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: float) -> dict[str, Any]:
-    """The first of `setups` that has enough memory. One that cannot fit by floor.least_bytes is not tried."""
-    attempts = []
-    for setup in setups:
-        architecture = setup.architecture()
-        is_counted = setup.adapter is None and not architecture.num_experts  # as floor.py knows models
-        needed, there = floor.least_bytes(architecture, setup.work()) if is_counted else 0.0, USABLE * memory_of(device)
-        if needed > there:
-            attempts.append([asdict(setup), f"needs {needed / GIB:.1f} GiB at least, of {there / GIB:.1f}"])
-            continue
-        try:
-            return measure_setup(setup, device, seconds) | {"before": attempts}
-        except torch.OutOfMemoryError as error:
-            attempts.append([asdict(setup), plain(str(error))[:200]])
-        free(device)
-    raise torch.OutOfMemoryError(f"none of {len(setups)} settings fits: {attempts[-1][1]}")
 
 
 def measure_setup(setup: Setup, device: torch.device, seconds: float) -> dict[str, Any]:
@@ -351,8 +331,3 @@ def memory_peak(device: torch.device) -> dict[str, float | None]:
         "allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2),
         "reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2),
     }
-
-
-def smaller(setup: Setup, micro_batches: Sequence[int]) -> list[Setup]:
-    """The same step with each of these micro-batches, in order."""
-    return [replace(setup, micro_batch=size) for size in micro_batches]

@@ -51,9 +51,30 @@ def test_a_trial_shows_the_bars_and_no_mfu(tmp_path, capsys, monkeypatch):
     found, *adapted = json.loads(out.read_text())["cells"]
     assert [one["name"] for one in adapted] == ["qwen3-4b, LoRA", "qwen3-4b, QLoRA"]
     assert all(one["result"]["loss"][1] < one["result"]["loss"][0] for one in adapted)
-    assert found["result"]["mfu_causal"] is None and found["result"]["before"] == []
+    assert found["result"]["mfu_causal"] is None and found["settings"]["budget_s"] > 80
+    rates = [rate for _, rate in found["result"]["candidates"] if isinstance(rate, float)]
+    assert len(found["result"]["candidates"]) == 6 and rates and found["result"]["tokens_per_s"] == max(rates)
     printed = capsys.readouterr().out
     assert "24,600" in printed and "12,000" in printed
+
+
+def test_a_trial_measures_every_candidate_of_a_model_that_may_be_the_fastest(tmp_path, monkeypatch):
+    import headline
+
+    original = headline.setups_of
+    eager = [headline.replace(setup, compile=False) for setup in original(row("qwen2.5-1.5b"), tiny=True)]
+    monkeypatch.setattr(headline, "setups_of", lambda _row, _tiny: eager)
+    out = tmp_path / "trial.json"
+    assert main(["--device", "cpu", "--tiny", "--out", str(out), "--only", "qwen2.5-1.5b$"]) == 0
+    (found,) = json.loads(out.read_text())["cells"]
+    rates = {
+        (s["recompute"], s["micro_batch"]): rate for s, rate in found["result"]["candidates"] if isinstance(rate, float)
+    }
+    assert list(rates) == [("none", 4), ("none", 8)], (
+        "64 tokens a sequence: the large one is measured last, as on a GPU"
+    )
+    kept = found["result"]["setup"]
+    assert found["result"]["tokens_per_s"] == max(rates.values()) == rates[kept["recompute"], kept["micro_batch"]]
 
 
 def test_every_setting_of_both_scripts_is_one_that_windlass_takes():

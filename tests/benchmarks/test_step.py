@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import step
 import torch
-from step import Setup, Step, judged, measure_first_fit, measure_setup, one_rank
+from step import Setup, Step, judged, measure_setup, one_rank
 from variants import masked_attention
 
 from windlass.model.attention.attend import attend
@@ -92,33 +92,6 @@ def test_steps_on_a_gpu_are_timed_between_their_ends(monkeypatch):
     made._device = torch.device("cuda")
     assert made.timed(0.5) == pytest.approx([0.05] * 10)
     assert made.host_s < 0.01 and clock.now == 50.0 * (10 + step.WARM_UP_STEPS)
-
-
-def test_what_does_not_fit_steps_down_and_is_reported(monkeypatch):
-    tried = []
-
-    def measure(setup, device, seconds):
-        tried.append(setup.micro_batch)
-        if setup.micro_batch > 1:
-            raise torch.OutOfMemoryError("Tried to allocate 9 GiB")
-        return {"tokens_per_s": 1.0}
-
-    monkeypatch.setattr(step, "measure_setup", measure)
-    found = measure_first_fit(step.smaller(SETUP, (4, 2, 1)), CPU, 0.1)
-    assert tried == [4, 2, 1] and found["tokens_per_s"] == 1.0
-    assert [(setup["micro_batch"], why) for setup, why in found["before"]] == [
-        (4, "Tried to allocate 9 GiB"),
-        (2, "Tried to allocate 9 GiB"),
-    ]
-    with pytest.raises(torch.OutOfMemoryError, match="none of 2 settings fits: Tried to allocate 9 GiB"):
-        measure_first_fit(step.smaller(SETUP, (4, 2)), CPU, 0.1)
-
-
-def test_what_cannot_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr(step, "memory_of", lambda device: 79.2 * 2**30)
-    monkeypatch.setattr(step, "measure_setup", lambda *_: pytest.fail("was tried"))
-    with pytest.raises(torch.OutOfMemoryError, match=r"none of 1 settings fits: needs \d+\.\d GiB at least, of 77.6"):
-        measure_first_fit([Setup("llama-3.1-8b", 4096, 16, 1, recompute="full", states="bf16")], CPU, 0.1)
 
 
 def test_a_loss_that_is_no_number_is_no_figure(monkeypatch):
