@@ -15,8 +15,8 @@
    older is used.
 
 A kill at any moment leaves either the draft (swept at the next start) or the committed step. Tested: 100 kills at
-random moments of saves (tests/checkpoint/test_kill.py), none lost. An object store has no rename; there, MANIFEST
-written last would be the commit.
+random moments of saves (tests/checkpoint/test_kill.py), none lost. An object store has no rename: there MANIFEST, written last,
+is the commit (mirror.py).
 """
 
 import errno

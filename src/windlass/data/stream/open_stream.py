@@ -3,8 +3,8 @@
     order     Order; LaneOrder where hosts read shards of their own; Mixture where sources are mixed; MixedLanes where both;
               WrittenOrder where training begins while data is prepared
     reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
-    batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample; add_sources,
-              where sources are mixed
+    batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample; add_percent, where
+              answers have weights; add_sources, where sources are mixed; changed_batches, where pairs bring their scores
     source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
 
 A feature is one object that the loader does not know. A new one goes into the layer that it changes, and is named here.
