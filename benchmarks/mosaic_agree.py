@@ -36,7 +36,7 @@ Compare = Callable[[str, dict[str, object], dict[str, object]], None]
 
 
 def theirs(*arguments: str | Path) -> dict[str, object]:
-    command = [str(THEIRS), str(ROOT / "benchmarks" / "mosaic_side.py"), *map(str, arguments)]
+    command = [str(THEIRS), str(ROOT / "benchmarks" / "meters" / "mosaic_side.py"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, arguments[:1]))} failed on their side:\n{done.stderr[-2000:]}")

@@ -20,7 +20,7 @@ from windlass.checkpoint.commit import (
 )
 from windlass.checkpoint.keep import list_checkpoints, size_problems
 from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
-from windlass.errors import BadCheckpoint, UserError
+from windlass.errors import EXIT_UNAVAILABLE, BadCheckpoint, Unavailable, UserError
 
 MIB = 1 << 20
 
@@ -160,6 +160,13 @@ def test_storage_that_refuses_writes_is_named_with_the_path(tmp_path):
     with refused as caught, named_errors(tmp_path, 1):
         raise OSError(errno.EROFS, "Read-only file system", "/there/f")
     assert "last committed checkpoint stays" in caught.value.rule
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_storage_that_fails_now_is_a_failure_that_a_retry_may_not_meet(tmp_path, number):
+    with pytest.raises(Unavailable, match=r"cannot write to /there/f: ") as caught, named_errors(tmp_path, 1):
+        raise OSError(number, os.strerror(number), "/there/f")
+    assert caught.value.code == EXIT_UNAVAILABLE
 
 
 def test_a_run_directory_that_is_a_file_is_named(tmp_path):

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
@@ -130,14 +131,25 @@ def check_space(directory: Path, need: int) -> None:
         raise _disk_full(directory, need)
 
 
+FAILS_NOW: Final = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EAGAIN})
+"""Errors of a network file system or a disk that a retry may not meet again."""
+
+
 @contextmanager
 def named_errors(directory: Path, need: int, what: str = "a checkpoint") -> Iterator[None]:
-    """Turns an OSError while writing `what`, of `need` bytes, into a UserError with the path, and a full disk into DiskFull."""
+    """Turns an OSError while writing `what`, of `need` bytes, into a UserError with the path: DiskFull for a full disk,
+    Unavailable where the storage fails now."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(directory, need, what) from error
+        if error.errno in FAILS_NOW:
+            raise Unavailable(
+                f"cannot write to {error.filename or directory}: {error.strerror}",
+                "the storage of the run directory failed now, and may answer later; the last committed checkpoint stays",
+                "start the same command again; if it fails again, look at the storage",
+            ) from error
         raise UserError(
             f"cannot write to {error.filename or directory}: {error.strerror}",
             "the run directory must be on storage that takes writes; the last committed checkpoint stays",

@@ -1,9 +1,9 @@
 """The other side: what runs in the environment with MosaicML's streaming library. It imports nothing of windlass.
 
-    python benchmarks/mosaic_side.py read DIRECTORY                   sha256 over all samples, in order
-    python benchmarks/mosaic_side.py write DIRECTORY IDS.npy KIND     MDSWriter; KIND: none, zstd, zstd:7, gz, snappy, br
-    python benchmarks/mosaic_side.py tokens DIRECTORY IDS.npy ENCODING DTYPE KIND    one column, without hashes
-    python benchmarks/mosaic_side.py speed DIRECTORY                  one pass of iter(StreamingDataset), and of ds[i]
+    python benchmarks/meters/mosaic_side.py read DIRECTORY                   sha256 over all samples, in order
+    python benchmarks/meters/mosaic_side.py write DIRECTORY IDS.npy KIND     MDSWriter; KIND: none, zstd, zstd:7, gz, snappy, br
+    python benchmarks/meters/mosaic_side.py tokens DIRECTORY IDS.npy ENCODING DTYPE KIND    one column, without hashes
+    python benchmarks/meters/mosaic_side.py speed DIRECTORY                  one pass of iter(StreamingDataset), and of ds[i]
 
 Each prints one line of JSON.
 """
