@@ -78,7 +78,18 @@ def docstring(argument: str, page: Path) -> str:
     words = ast.get_docstring(ast.parse((ROOT / path).read_text("utf-8")))
     if words is None:
         raise ValueError("the file opens with no docstring")
-    return _link(path, page) + _fenced("text", _cut(words.splitlines(), first, last))
+    lines = words.splitlines()
+    cut = _cut(lines, first, last)
+    _check_ends(lines, cut)
+    return _link(path, page) + _fenced("text", cut)
+
+
+def _check_ends(lines: list[str], cut: list[str]) -> None:
+    """Raises ValueError where the line behind a cut, indented deeper than its entries, goes on with the last of them."""
+    behind = lines[lines.index(cut[-1]) + 1 :][:1]
+    depth = min(len(line) - len(line.lstrip()) for line in cut if line.strip())
+    if behind and behind[0].strip() and len(behind[0]) - len(behind[0].lstrip()) > depth:
+        raise ValueError(f'the cut ends in the middle of an entry, before "{behind[0].strip()}"')
 
 
 def file(argument: str, page: Path) -> str:

@@ -46,6 +46,15 @@ def test_all_mistakes_are_listed_at_once_in_the_recipes_order():
     assert lines[4].startswith("  data.sources[0].path=5: data.sources[0].path must be text or a list; ")
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"bucket_mib": -1}, {"zero": 7}, {"shard": "x"}, {"schedule": "zzz"}, {"context": "many"}]
+)
+def test_a_wrong_setting_of_the_layout_hides_only_the_rules_that_read_it(wrong):
+    error = refused(tree(parallel={"tp": 3, **wrong}))
+    ((key, _),) = wrong.items()
+    assert [given.partition("=")[0].split(" ")[0] for given in givens(error)][:2] == [f"parallel.{key}", "parallel.tp"]
+
+
 def test_a_rule_that_reads_a_wrong_value_is_not_judged_and_the_others_are():
     error = refused(tree(run={"steps": "many", "start_what": "all"}, parallel={"tp": "two", "context": 3}))
     assert givens(error) == [

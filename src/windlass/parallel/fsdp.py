@@ -20,8 +20,9 @@ gathered element, r per reduced one:
 
 Experts that are dealt out over ranks (`expert`) are one more unit per sparse layer, over expert_fsdp; U counts them too.
 
-ZeRO-1 sends what DDP sends, (b + r) P (S-1)/S however many micro-batches, and pays 4P bytes per rank for it; with one
-micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in fewer, larger messages, k blocks gathered at once.
+ZeRO-1 sends what DDP sends, (b + r) P (S-1)/S however many micro-batches, and keeps r P bytes of whole gradients per rank for
+it; with one micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in fewer, larger messages, k blocks
+gathered at once.
 
 `prefetch` n: while a unit computes, the gathers of the next n are under way: 1 + n units gathered, ZeRO-3. Without it torch
 issues the next forward gather when the host reaches that unit, and in backward is one unit ahead.

@@ -9,7 +9,7 @@ import torch
 from tests.data.stream.test_loader import T, directory, make  # noqa: F401
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.collate import add_percent, add_sources, batches_of, collate, sample_keys
+from windlass.data.stream.collate import add_keys, add_percent, add_sources, batches_of, collate, sample_keys
 from windlass.data.stream.skipping_stream import SkippingReader
 from windlass.errors import BadShard, UserError
 
@@ -77,6 +77,18 @@ def test_a_row_without_a_sample_is_one_document(directory):  # noqa: F811
     reader = Reader(directory)
     batch = collate(reader, np.array([[0, 0]]), 2, T, Borders(999_999, 3))
     assert batch["documents"].tolist() == [[0, T, T], [0, T, T]] and (batch["targets"][1] == -100).all()
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_keys_of_dropout_are_those_of_the_position_however_the_batch_is_cut(sequences):
+    """A sample of two sequences, as a pair is, has two keys."""
+    make = add_keys(lambda rows, _position: {"rows": torch.from_numpy(rows)}, 17, sequences)
+    rows_N2 = np.zeros((12, 2), np.int64)
+    whole = make(rows_N2, 40)["keys"]
+    assert len(whole) == len(set(whole.tolist())) == 12 * sequences
+    for size in (1, 3, 4):
+        cut = [make(rows_N2[at : at + size], 40 + at)["keys"] for at in range(0, 12, size)]
+        assert torch.equal(torch.cat(cut), whole)
 
 
 def test_rows_say_which_source_they_are_of():

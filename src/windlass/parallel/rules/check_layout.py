@@ -10,7 +10,7 @@ and no model that a file describes), and rank 0 once more before anything slow s
 launcher asks before it starts ranks, and whoever chooses a setting that is `auto` asks for each candidate. No torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from windlass.errors import UserError, raise_all
@@ -29,6 +29,7 @@ from windlass.parallel.rules.degrees import (
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, gradient_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
 from windlass.parallel.rules.pipeline import empty_stage_errors, pipeline_errors, schedule_errors, split_errors
+from windlass.settings import judged
 
 
 @dataclass(frozen=True)
@@ -70,39 +71,56 @@ def layout_errors(
     others: OtherSettings,
     here: bool = False,
 ) -> Iterator[UserError]:
-    """All violations."""
+    """All violations. Where a setting of `parallel` is wrong itself, and so missing, the rules that read it are left out."""
     sequences = list(_sequence_errors(parallel, others))
     yield from sequences
-    contradictions = list(axis_errors(parallel))
+    contradictions = _of(lambda: axis_errors(parallel))
     yield from contradictions
-    yield from effect_errors(parallel)
-    yield from context_errors(parallel.context, parallel.context_kind)
-    yield from expert_errors(parallel.expert, parallel.zero_stage)
-    yield from pipeline_errors(parallel)
-    if others.policy is not None:
-        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, others.policy)
-        yield from fp8_errors(parallel, others.policy)
+    yield from _of(lambda: effect_errors(parallel))
+    yield from _of(lambda: context_errors(parallel.context, parallel.context_kind))
+    yield from _of(lambda: expert_errors(parallel.expert, parallel.zero_stage))
+    yield from _of(lambda: pipeline_errors(parallel))
+    if (policy := others.policy) is not None:
+        yield from _of(lambda: split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, policy))
+        yield from _of(lambda: fp8_errors(parallel, policy))
     sizes = list(_model_errors(parallel, architecture, others)) if architecture is not None else []
     yield from sizes
-    if others.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
-        yield from _length_errors(parallel, architecture, others.sequence_length, others.is_length_fixed)
+    if (length := others.sequence_length) is not None and not sizes:  # no length helps a model that cannot be cut so
+        yield from _of(lambda: _length_errors(parallel, architecture, length, others.is_length_fixed))
     if world is not None and not contradictions:
-        yield from _world_errors(parallel, world, others, are_sequences_whole=not sequences)
-    elif parallel.shard > 0 and parallel.zero_stage:
-        yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
+        yield from _of(lambda: _world_errors(parallel, world, others, are_sequences_whole=not sequences))
+    elif parallel.or_default("shard") > 0:
+        yield from _of(lambda: _known_rank_errors(parallel))
     if here:
-        yield from schedule_errors(parallel.schedule, parallel.pp)
-        yield from exchange_errors(parallel.context, parallel.context_kind, parallel.compiles)
+        yield from _of(lambda: schedule_errors(parallel.schedule, parallel.pp))
+        yield from _of(lambda: exchange_errors(parallel.context, parallel.context_kind, parallel.compiles))
+
+
+def _of(rule: Callable[[], Iterator[UserError]]) -> list[UserError]:
+    """What a rule finds; nothing where it reads a missing setting."""
+
+    def called() -> Iterator[UserError]:
+        yield from rule()
+
+    return list(judged(called()))
 
 
 def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
-    degrees = list(degree_errors(parallel.tp, architecture))
-    if others.is_nf4 and not degrees:
-        yield from nf4_errors(parallel.tp, architecture)
-    yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
-    yield from empty_stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
-    yield from unit_errors(parallel, architecture.num_layers)
-    yield from model_expert_errors(architecture, parallel, others.optimizer)
+    layers = architecture.num_layers
+    degrees = _of(lambda: degree_errors(parallel.tp, architecture))
+    yield from degrees
+    if not degrees:
+        if others.is_nf4:
+            yield from _of(lambda: nf4_errors(parallel.tp, architecture))
+        yield from _of(lambda: head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture))
+    yield from _of(lambda: empty_stage_errors(parallel.schedule, parallel.pp, layers))
+    yield from _of(lambda: unit_errors(parallel, layers))
+    yield from _of(lambda: model_expert_errors(architecture, parallel, others.optimizer))
+
+
+def _known_rank_errors(parallel: ParallelConfig) -> Iterator[UserError]:
+    if parallel.zero_stage:
+        yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
 
 
 def _length_errors(
