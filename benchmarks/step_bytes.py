@@ -12,7 +12,8 @@ computes in bf16.
     autocast       `parallel.zero: 0`
     fsdp2 N        FSDP2 with `parallel.zero: N` over two ranks: nothing divides, and a shard of the weights is cast once for each
                    gather. `transport` is what collectives read and write; gloo's own copies are among copy_
-    tp 2           FSDP2 over one rank beside two tensor ranks, per parameter of a rank: nothing divides
+    tp 2, pp 2     masters beside two tensor ranks, or on the first of two stages, per parameter of a rank
+    fsdp tp 2      FSDP2 in their place, as before
 
 Then the head's loss and its gradient, bytes per logit, a product's write and two products' reads of it among them: operator by
 operator, and compiled (`parallel.compile`), where Inductor counts its kernels. A CPU keeps a row in its cache; on a GPU the
@@ -33,6 +34,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from meters.moved import Moved, compiled_bytes
 
 from windlass.model.config import ModelConfig
@@ -72,18 +74,22 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 SHARDED: dict[str, dict[str, Any]] = {f"fsdp2 {zero}": {"zero": zero, "shard": 2} for zero in (3, 2, 1)}
 """On two ranks."""
-BESIDE: dict[str, dict[str, Any]] = {"tp 2": {"tp": 2}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "tp 2": {"tp": 2},
+    "pp 2": {"pp": 2, "zero": 1},
+    "fsdp tp 2": {"tp": 2, "through_fsdp": True},
+}
 """On two ranks that cut nothing over `shard`."""
 TRANSPORT = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1, tp: int = 1) -> Any:
-    config = ParallelConfig(zero=zero, shard=shard, tp=tp)
+def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1, **beside: int) -> Any:
+    config = ParallelConfig(zero=zero, shard=shard, **beside)
     architecture = ModelConfig.model_validate(MODEL).architecture()
     precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
-    mesh, device = make_mesh(config.layout(shard * tp), "cpu"), torch.device("cpu")
+    mesh, device = make_mesh(config.layout(dist.get_world_size()), "cpu"), torch.device("cpu")
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
     with mock.patch.object(build, "has_masters", chosen):
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
@@ -100,29 +106,27 @@ def moved(program: Any, micro_batches: int, least: int) -> Moved:
 
 def row(**settings: Any) -> dict[str, Any]:
     program, optimizer = make(**settings)
-    num_logical = sum(record.logical_shape.numel() for record in program.records())
-    num_parameters = (
-        sum(local_tensor(record.tensor).numel() for record in program.records()) * program.mesh.layout.shard
-    )
+    num_local = sum(local_tensor(record.tensor).numel() for record in program.records())
+    num_parameters = num_local * program.mesh.layout.shard  # whose copies and gradients FSDP2 has whole
     least = MODEL["hidden_size"] * MODEL["num_attention_heads"]  # larger than any activation of one token, or of two
-    by_count = {}
-    for micro_batches in (1, 2):
+    by_count, least_count = {}, program.mesh.layout.pp  # a micro-batch for each stage
+    for micro_batches in (least_count, least_count + 1):
         moved(program, micro_batches, least)  # the first step makes buffers
         optimizer.step(torch.tensor(0.5))
         by_count[micro_batches] = moved(program, micro_batches, least)
         with Moved(least) as update:
             optimizer.step(gradient_norm(program.records(), program.mesh.parts))
-    more = {
-        name: (by_count[2].bytes[name] - by_count[1].bytes[name]) / num_parameters for name in sorted(by_count[2].bytes)
-    }
+    few, many = by_count.values()
+    more = {name: (many.bytes[name] - few.bytes[name]) / num_parameters for name in sorted(many.bytes)}
+    of_the_first = few.total / num_parameters - (least_count - 1) * sum(more.values())
     if transport := sum(more.pop(name, 0.0) for name in TRANSPORT):
         more["transport"] = transport
     return {
         "bytes_per_parameter_and_micro_batch": round(sum(more.values()), 2),
         "by_operator": {name: round(size, 2) for name, size in more.items() if round(size, 2)},
-        "bytes_per_parameter_of_the_first": round(by_count[1].total / num_parameters, 2),
-        "casts_of_weights_per_micro_batch": by_count[2].casts - by_count[1].casts,
-        "bytes_per_parameter_of_an_update": round(update.total / num_logical, 2),  # operators on DTensors
+        "bytes_per_parameter_of_the_first": round(of_the_first, 2),
+        "casts_of_weights_per_micro_batch": many.casts - few.casts,
+        "bytes_per_parameter_of_an_update": round(update.total / num_local, 2),
     }
 
 

@@ -29,7 +29,7 @@ class Moved(TorchDispatchMode):
     def __init__(self, least: int = 1, reads_of_products: bool = False, weights: Iterable[torch.Tensor] = ()):
         super().__init__()
         self._least, self._reads_of_products = least, reads_of_products
-        self._weights = {(one.to_local() if isinstance(one, DTensor) else one).data_ptr() for one in weights}
+        self._weights = {_local(one).data_ptr() for one in weights}
         self.bytes: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.casts = 0
@@ -65,12 +65,17 @@ class Moved(TorchDispatchMode):
 
     def _large(self, tree: Any) -> Iterator[torch.Tensor]:
         for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.numel() >= self._least:
-                yield leaf
+            if isinstance(leaf, torch.Tensor) and (local := _local(leaf)).numel() >= self._least:
+                yield local
 
     @property
     def total(self) -> int:
         return sum(self.bytes.values())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it: `to_local` would be an operator more."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def size_of(tensor: torch.Tensor) -> int:

@@ -43,11 +43,17 @@ def test_fsdp_over_two_ranks_divides_nothing_and_casts_a_shard_once_for_each_gat
         assert "div" not in one["by_operator"] and "div_" not in one["by_operator"]
 
 
-def test_beside_tensor_ranks_that_cut_nothing_over_shard_nothing_divides(ranks):
+def test_beside_tensor_ranks_and_stages_12_bytes_too_and_fsdp_over_one_rank_divides_nothing(ranks):
     kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
-    found, other = ranks.run(2, counted, ["tp 2"])
-    assert found == other == {"tp 2": kept["tp 2"]}, "python benchmarks/step_bytes.py"
-    assert "div" not in found["tp 2"]["by_operator"] and "div_" not in found["tp 2"]["by_operator"]
+    found, other = ranks.run(2, counted, ["tp 2", "pp 2", "fsdp tp 2"])
+    assert found == {name: kept[name] for name in found}, "python benchmarks/step_bytes.py"
+    for name in ("tp 2", "pp 2"):
+        for one in (found[name], other[name]):
+            assert one["bytes_per_parameter_and_micro_batch"] <= 12.0
+            assert one["casts_of_weights_per_micro_batch"] == 0
+    through_fsdp = found["fsdp tp 2"]
+    assert other["fsdp tp 2"] == through_fsdp and through_fsdp["casts_of_weights_per_micro_batch"]
+    assert "div" not in through_fsdp["by_operator"] and "div_" not in through_fsdp["by_operator"]
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, on caches and torch.jit

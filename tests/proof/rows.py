@@ -314,6 +314,19 @@ NEAR = [
         for policy in NARROW
         for pair in of_context("qwen3 tied", each(split("context2 zero0 packed, context2 packed"), policy))
     ),
+    # masters beside tensor ranks and stages
+    *pairs("qwen3 tied", each(split("tp2, tp2 micro8, tp2 full, tp2 selective compile, tp4, tp2 zero1"), "bf16")),
+    *pairs("qwen3 tied", split("tp2 fp16, tp2 muon bf16, tp2 frozen-middle bf16, tp2 packed bf16")),
+    *pairs("gpt2 tied heads4, gemma2 tied, olmo2", ["tp2 bf16"]),
+    *pairs("qwen3 tied blocks5, qwen3 blocks5", each(split("pp2 1f1b, pp2 interleaved-1f1b, tp2 pp2 1f1b"), "bf16")),
+    *pairs(
+        "qwen3 tied blocks5", split("pp2 gpipe fp16, tp2 pp2 1f1b fp16, pp2 1f1b compile bf16, pp3 gpipe full bf16")
+    ),
+    *pairs(
+        "qwen3 tied blocks5", split("pp2 1f1b tied-rates bf16, pp2 1f1b frozen-first-stage bf16, pp2 1f1b lora bf16")
+    ),
+    *pairs("qwen3 tied wide blocks5", split("pp2 1f1b fp8, pp2 1f1b nf4 bf16, tp2 pp2 1f1b nf4 bf16")),
+    *pairs("qwen3_moe even", each(split("tp2 micro8, tp2 compile"), "bf16")),
     *pairs("qwen3 tied blocks5", ["pp2 1f1b products-fp32 bf16-pure"]),
     *pairs("qwen3 tied blocks5", each(STAGED_NARROW, "bf16-pure")),
     *(
@@ -410,8 +423,8 @@ FIRST_STEP_LAYOUTS = {
     "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
     "masks: qwen3 tied": "tp2 zero0 micro4 lora-drops",
     "exact: qwen3 tied wide blocks5": "pp2 zbv nf4",
-    "near: qwen3 tied": "shard2 packed bf16, context2 zero0 packed bf16 allgather",
-    "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure, pp2 1f1b zero0 lora bf16",
+    "near: qwen3 tied": "shard2 packed bf16, context2 zero0 packed bf16 allgather, tp2 bf16",
+    "near: qwen3 tied blocks5": "pp2 1f1b bf16, pp2 1f1b products-fp32 bf16-pure, pp2 1f1b zero0 lora bf16",
     "policy: qwen3 tied wide": "zero0 replicate2 fp8, shard2 fp8 rowwise",
     "policy: qwen3 tied": """
         zero0 replicate2 fp16 states-bf16, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32, shard2 bf16 reduce-bf16,

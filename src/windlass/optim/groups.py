@@ -71,7 +71,11 @@ def write_copies(records: Sequence[Parameter]) -> None:
     pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
     if pairs:
         with torch.no_grad():
-            torch._foreach_copy_([copy for copy, _ in pairs], [tensor for _, tensor in pairs])
+            torch._foreach_copy_([_local(copy) for copy, _ in pairs], [_local(tensor) for _, tensor in pairs])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def set_learning_rate(groups: Sequence[dict[str, Any]], rate: float) -> None:

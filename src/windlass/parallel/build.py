@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch import nn
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
@@ -23,7 +24,7 @@ from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.invariants import check_dtypes, check_units
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
-from windlass.parallel.program import NO_MASTERS, Program, ShardedProgram
+from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
@@ -107,15 +108,15 @@ def build_program(
             parts = [Decoder(architecture, chunks=hooks.chunks, adapter=adapter)]
         else:
             parts = stages.parts(architecture, mesh.coordinate["pp"], hooks.chunks, adapter)
-    base = frozen_base(architecture, adapter)
+    base, masters = frozen_base(architecture, adapter), dict[str, nn.Parameter]()
+    keeps_masters = has_masters(mesh.fsdp.size(), precision, config.zero_stage, config.offload)
     for part in parts:
-        store(part, precision, base)
-        _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute)
+        store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
+        _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute, keeps_masters)
+        if keeps_masters:  # after all that replaces parameters
+            masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles)
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
-    # after all that replaces parameters; one process has one part
-    keeps_masters = _keeps_masters(mesh, precision, config)
-    masters = apply_masters(parts[0], precision, config.compiles) if keeps_masters else NO_MASTERS
-    if masters and sums_in_products(precision, device):
+    if masters and stages is None and sums_in_products(precision, device):  # a pipeline cannot: sums.py
         apply_sums(_linears(parts[0]), masters, precision.gradients)
     fill({**named, **masters})
     fill_copies(named, masters)
@@ -123,7 +124,7 @@ def build_program(
         hooks.watch(part)
     program: Program
     if stages is not None:
-        program = PipelineProgram(parts, stages, mesh, precision, config, base)
+        program = PipelineProgram(parts, stages, mesh, precision, config, base, masters)
     else:
         (model,) = parts
         is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
@@ -133,10 +134,6 @@ def build_program(
         program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters)
     _check(program, parts, config, precision)
     return program
-
-
-def _keeps_masters(mesh: Mesh, precision: Precision, config: ParallelConfig) -> bool:
-    return has_masters(mesh.dense.size(), precision, config.zero_stage, config.offload)
 
 
 def sums_in_products(precision: Precision, device: torch.device) -> bool:
@@ -166,6 +163,7 @@ def _lay_out(
     device: torch.device,
     frozen: Collection[str],
     recompute: Sequence[str] | None,
+    keeps_masters: bool,
 ) -> None:
     """The model, or one stage of it: from shapes to memory that waits for its weights."""
     freeze(part, frozen)  # before all the rest: compile, DDP and FSDP2 ask which parameters need a gradient
@@ -184,7 +182,7 @@ def _lay_out(
             on_gpu = device.type == "cuda"
             logits = part.chunks.compiled_head_logits_gpu if on_gpu else part.chunks.head_logits
             part.lm_head.compile_loss(logits, part.chunks.compiled_head_tokens)
-    if config.zero_stage != 0 and not _keeps_masters(mesh, precision, config):
+    if config.zero_stage != 0 and not keeps_masters:
         apply_fsdp(part, part.blocks, part.end, mesh, precision, config)
     # after sharding: only the shards get memory, in the host's where they are offloaded
     part.to_empty(device=torch.device("cpu") if config.offload else device)

@@ -15,7 +15,8 @@ replaces that. Without no_sync a gradient that was already summed would be summe
 
 torch's wrapper does not work beside tensor ranks or under a pipeline: it knows whole tensors only, and its hooks do not see the
 gradients of a backward that is cut in two. There `sum_gradients` sends the same buckets after the last backward, where no work
-hides them. Before them it sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases, positions).
+hides them. Before them `sum_parts` sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases,
+positions); beside masters (precision/masters.py) it is all that is left to sum.
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
@@ -74,12 +75,17 @@ def apply_ddp(
 
 def sum_gradients(records: Sequence[Record], mesh: Mesh, bucket_mib: float, reduce: torch.dtype) -> None:
     """In place, once all backwards of a step are done: parts of sums over `tp` (Partial) first, then all over the replicas."""
+    sum_parts(records)
+    if mesh.loss_group.size() > 1:
+        sum_over_replicas(local_gradients(records), mesh.loss_group, int(bucket_mib * MIB), reduce)
+
+
+def sum_parts(records: Sequence[Record]) -> None:
+    """In place: gradients that are parts of a sum over `tp` (Partial) become the sum."""
     for record in records:
         parameter, gradient = record.tensor, record.tensor.grad
         if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
             parameter.grad = gradient.redistribute(placements=parameter.placements)
-    if mesh.loss_group.size() > 1:
-        sum_over_replicas(local_gradients(records), mesh.loss_group, int(bucket_mib * MIB), reduce)
 
 
 def sum_over_replicas(

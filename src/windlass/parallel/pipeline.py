@@ -13,7 +13,7 @@ A global batch is M micro-batches (accumulation). parallel.schedule sets the ord
                      S - 1 borders, zbv S - 2, since its middle two stages are on one rank;
                      2 V D elements where a tied embedding's ends are on two ranks; the loss, 1 element, to all stages
     over replicas    zero 0: one all-reduce per `bucket_mib` of gradients after the last backward; zero 1: FSDP2's, one
-                     reduce-scatter and one all-reduce per unit
+                     reduce-scatter and one all-reduce per unit; 16 bits on one replica and shard: none (masters.py)
 
 Why the gradient is right: every micro-batch's loss is (sum of nats)/(count over all ranks and micro-batches), so gradients
 add up, and nothing is divided by M (`scale_grads=False`; torch's default would). Only the last stage has a loss; the others
@@ -28,22 +28,23 @@ Source: Huang et al., arXiv 1811.06965; torch.distributed.pipelining.
 Legend: B sequences, T positions, D hidden size, V rows of the vocabulary.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import Parameter
 
 from windlass.data.batch_fields import Batch
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import cut_rows
-from windlass.parallel.ddp import sum_gradients
+from windlass.parallel.ddp import sum_gradients, sum_parts
 from windlass.parallel.fsdp import after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import BY_ROW, DecoderProgram, scoring
-from windlass.parallel.records import Record, local_gradients
+from windlass.parallel.records import NO_MASTERS, Record, local_gradients, parameter_record
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages
 from windlass.parallel.tie import EMBEDDING, HEAD, Tie
@@ -55,7 +56,7 @@ if TYPE_CHECKING:  # it loads 216 modules, dynamo among them, for which nothing 
 
 class PipelineProgram(DecoderProgram):
     """`parts`: this rank's stages, laid out (build.py), in the order of `stages.of_rank`. `base`: parameters that no checkpoint
-    keeps."""
+    keeps. `masters`: masters.py's, by name."""
 
     def __init__(
         self,
@@ -65,23 +66,24 @@ class PipelineProgram(DecoderProgram):
         precision: Precision,
         config: ParallelConfig,
         base: Collection[str] = (),
+        masters: Mapping[str, Parameter] = NO_MASTERS,
     ):
         group: dist.ProcessGroup = mesh.dense["pp"].get_group()
-        self._tie = _tie(parts, stages, group)
+        self._tie = _tie(parts, stages, group, masters)
         mirror = self._tie.head if self._tie else None
         named = [named for part in parts for named in part.named_parameters()]
-        records = [Record(name, p, torch.Size(p.shape), kept=name not in base) for name, p in named if p is not mirror]
+        records = [parameter_record(name, p, base, masters) for name, p in named if p is not mirror]
         super().__init__(parts, mesh, precision, records)
         self.parts, self.stages = list(parts), stages
-        self._config, self._group = config, group
-        # autocast keeps the stream in the dtype of the embedding, which FSDP2 casts
+        self._config, self._group, self._has_masters = config, group, bool(masters)
+        # autocast keeps the stream in the dtype of the embedding, which FSDP2 casts and masters are cast from
         is_stored = config.zero_stage == 0 and EMBEDDING not in base
         self._stream = precision.stored if is_stored else precision.compute
         self._rank = mesh.coordinate["pp"]
         self._part_of = dict(zip(stages.of_rank(self._rank), self.parts, strict=True))
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
         self._count: torch.Tensor | None = None
-        if config.zero_stage == 0:  # FSDP2 casts by itself
+        if config.zero_stage == 0:  # FSDP2 and masters cast by themselves
             for part in self.parts:
                 part.forward = _autocast(part.forward, precision, self._device.type)  # type: ignore[method-assign]
 
@@ -194,7 +196,7 @@ class PipelineProgram(DecoderProgram):
     def _reduce(self) -> None:
         """Sums what remains once all backwards are done: replicas without FSDP, and the ends of a tied embedding."""
         if not self._gradients_checked:
-            mirror = self._tie.head if self._tie else None
+            mirror = self._tie.head_sum if self._tie else None
             ends = [] if mirror is None else [Record(HEAD, mirror, torch.Size(mirror.shape), counted=False)]
             check_gradients([*self._records, *ends])
             self._gradients_checked = True
@@ -202,6 +204,8 @@ class PipelineProgram(DecoderProgram):
             self._tie.collect()
         if self._config.zero_stage == 0:
             sum_gradients(self._records, self.mesh, self._config.bucket_mib, self._precision.reduce)
+        if self._has_masters:
+            sum_parts(self._records)
 
     def _sum(self, total: torch.Tensor) -> torch.Tensor:
         """Over all ranks: the last stage's figure, equal on every stage."""
@@ -225,11 +229,13 @@ class PipelineProgram(DecoderProgram):
         return out
 
 
-def _tie(parts: Sequence[Decoder], stages: Stages, group: dist.ProcessGroup) -> Tie | None:
+def _tie(
+    parts: Sequence[Decoder], stages: Stages, group: dist.ProcessGroup, masters: Mapping[str, Parameter]
+) -> Tie | None:
     if not parts[0].arch.tied:
         return None
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
-    return Tie(named.get(EMBEDDING), named.get(HEAD), group, stages.owners[0], stages.owners[-1])
+    return Tie(named.get(EMBEDDING), named.get(HEAD), group, stages.owners[0], stages.owners[-1], masters)
 
 
 def _autocast(forward: Callable[..., Any], precision: Precision, device_type: str) -> Callable[..., Any]:

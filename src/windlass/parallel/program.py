@@ -10,7 +10,6 @@ need nothing special. A mean of per-rank means would differ by up to 1e-2 in los
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
@@ -23,11 +22,11 @@ from windlass.model.head.loss import factor_bits
 from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.context import cut_rows
-from windlass.parallel.ddp import sum_gradients
+from windlass.parallel.ddp import sum_gradients, sum_parts
 from windlass.parallel.fsdp import Backwards, after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.records import Record, local_gradients
+from windlass.parallel.records import NO_MASTERS, Record, local_gradients, parameter_record
 from windlass.parallel.routers import Routers
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
@@ -35,7 +34,6 @@ from windlass.precision.sums import summed
 
 BY_ROW: Final = {"by_row": True}
 """Beside a batch: the model returns each row's nats."""
-NO_MASTERS: Final[Mapping[str, nn.Parameter]] = MappingProxyType({})
 
 
 class Program(Protocol):
@@ -147,7 +145,7 @@ def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -
 
 
 class ShardedProgram(DecoderProgram):
-    """One decoder per rank: a single process, DDP, ZeRO-2, ZeRO-3 or HSDP. `model` has parallel/build's techniques applied;
+    """One decoder per rank: a single process, DDP, ZeRO-1 to 3 or HSDP. `model` has parallel/build's techniques applied;
     `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
     backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name."""
 
@@ -162,18 +160,9 @@ class ShardedProgram(DecoderProgram):
         base: Collection[str] = (),
         masters: Mapping[str, nn.Parameter] = NO_MASTERS,
     ):
-        records = [
-            Record(
-                name,
-                masters.get(name, p),
-                torch.Size(p.shape),
-                kept=name not in base,
-                copy=p if name in masters else None,
-            )
-            for name, p in model.named_parameters()
-        ]
+        records = [parameter_record(name, p, base, masters) for name, p in model.named_parameters()]
         super().__init__([model], mesh, precision, records)
-        self.model, self.caller = model, caller
+        self.model, self.caller, self._has_masters = model, caller, bool(masters)
         self._linears = [module for module in model.modules() if isinstance(module, Linear)]
         self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
 
@@ -198,6 +187,8 @@ class ShardedProgram(DecoderProgram):
             self._gradients_checked = True
         if self._bucket_mib is not None:
             sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
+        if self._has_masters:
+            sum_parts(self._records)
         if self._loss_scale is not None:
             self._loss_scale.unscale(local_gradients(self._records))
         return self.mesh.sum_over_loss(total)

@@ -1,10 +1,13 @@
 """What optimizer, clip and checkpoint know of a parameter: they work from records alone."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,18 @@ class Record:
     counted: bool = True
     kept: bool = True
     copy: torch.nn.Parameter | None = None
+
+
+NO_MASTERS: Final[Mapping[str, Parameter]] = MappingProxyType({})
+
+
+def parameter_record(
+    name: str, parameter: Parameter, base: Collection[str], masters: Mapping[str, Parameter]
+) -> Record:
+    """Of a parameter of the model, which has a master or none. `base`: parameters that no checkpoint keeps."""
+    copy = parameter if name in masters else None
+    tensor, shape = masters.get(name, parameter), torch.Size(parameter.shape)
+    return Record(name, tensor, shape, kept=name not in base, copy=copy)
 
 
 def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:

@@ -28,9 +28,9 @@ Where t ranks outnumber the heads of keys and values, each of t / heads ranks co
 matrices are then whole on every rank, and their gradients are parts of a sum, as those of norms are.
 
 Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
-further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
-optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local tensors compute, and the picture
-shows every place that communicates.
+further over `fsdp`; with zero 0, and beside masters (16 bits and no shards), they stay so, and ddp.py sums after the last
+backward, once per step. So norms, optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local
+tensors compute, and the picture shows every place that communicates.
 
 Why the gradient is right. A part that is cut gets its complete gradient. A parameter that every rank holds whole (norms, biases
 after a SCATTER, the position table) has seen only this rank's positions or heads: its gradient is one part of a sum over `tp`,

@@ -3,7 +3,7 @@
 Standing, from the first update on, per parameter of this rank (n of them, w bytes as stored, c as computed):
 
     weights      w n
-    copies       c n beside masters (one process in 16 bits, precision/masters.py): what products read
+    copies       c n beside masters (16 bits on one rank, precision/masters.py): what products read
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
     gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the ends and two units, and a unit's whole
@@ -102,7 +102,8 @@ class RankMemory:
     def has_masters(self) -> bool:
         """As precision/masters.has_masters."""
         is_wide = self.precision.stored == "fp32" and self._computed == 2
-        return self.layout.world == 1 and is_wide and self.parallel.zero_stage != 0
+        ranks = self.layout.replicate * self.layout.shard * self.layout.context
+        return ranks == 1 and is_wide and self.parallel.zero_stage != 0
 
     @property
     def _computed(self) -> int:

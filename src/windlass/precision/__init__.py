@@ -2,7 +2,7 @@
 
 config      the recipe's `precision` section
 policy      the dtypes of a policy, as torch names
-masters     one process in 16 bits: parameters beside fp32 masters
+masters     16 bits on ranks that shard nothing: parameters beside fp32 masters
 sums        gradients that the product adds to their sums itself, on a GPU
 fp8         products of the blocks in eight bits, by torchao
 loss_scale  fp16's loss scale, on the device

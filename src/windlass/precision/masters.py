@@ -1,4 +1,5 @@
-"""Masters: one process that computes in 16 bits, with nothing of FSDP's between the weights and the products.
+"""Masters: a rank that computes in 16 bits and shares its parameters with no other, with nothing of FSDP's between the weights
+and the products: one process, and ranks of tp and pp without replicas and shards.
 
 The model's parameters are in the computing dtype. Each has a master in fp32, which the optimizer steps, clip and checkpoints
 read, and whose gradient is added up in fp32 (or, with `precision.gradients: bf16`, in bf16):
@@ -15,19 +16,22 @@ in backward again. Autocast moves 25.9, and keeps the residual stream in fp32. (
 `python benchmarks/step_bytes.py`.) On a GPU the products of the blocks add to the sums themselves: 8 bytes, and 4 once per step
 (sums.py).
 
-Why the gradient is right: nothing is summed over ranks, and the loss is divided by the count before backward. The numbers are
-FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32. (Where products add, nothing
-is rounded to 16 bits.)
+Why the gradient is right: no other rank has a part of it, and the loss is divided by the count before backward. The numbers are
+FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32. (Where products add, nothing is rounded to 16 bits.)
+Over tp parameters are DTensors, and so are masters. The gradient of one that every tensor rank holds whole is a part of a sum
+(Partial): parts are added up in fp32, and the program sums them over tp once per step (parallel/ddp.py), where FSDP2 sums each
+micro-batch's in 16 bits.
 
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from windlass.precision.policy import Precision
 
@@ -35,24 +39,27 @@ COMPILED_FROM: Final = 1 << 20
 """Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
 
 
-def has_masters(world: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
-    """One process that computes in 16 bits from weights in fp32. With zero 0 autocast does it, offloaded FSDP2."""
+def has_masters(ranks: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
+    """Where 16 bits compute from weights in fp32, and no other rank holds a part or a replica of this rank's (`ranks`: of
+    mesh.fsdp). With zero 0 autocast does it, offloaded FSDP2."""
     is_wide = precision.stored == torch.float32 and precision.is_mixed
-    return world == 1 and is_wide and zero != 0 and not is_offloaded
+    return ranks == 1 and is_wide and zero != 0 and not is_offloaded
 
 
-def apply_masters(model: nn.Module, precision: Precision, is_compiled: bool = False) -> dict[str, nn.Parameter]:
-    """Makes each parameter that is stored in fp32 one of the computing dtype, in place -> its master, by name, with the memory
-    that the parameter had. Both are without values: fill the masters, then `fill_copies`. A frozen base has none: it is stored
-    as it computes. `is_compiled`: sums of 16-bit gradients in fp32 are added by a compiled kernel."""
+def apply_masters(
+    model: nn.Module, precision: Precision, base: Collection[str] = (), is_compiled: bool = False
+) -> dict[str, nn.Parameter]:
+    """The master of each parameter of `model`, by name, cut as the parameter is; `model` is in the computing dtype. Both are
+    without values: fill the masters, then `fill_copies`. A frozen `base` has none. `is_compiled`: sums of 16-bit gradients in
+    fp32 are added by a compiled kernel."""
     masters = {}
     for name, parameter in model.named_parameters():
-        if parameter.dtype == precision.stored:
-            masters[name] = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+        if name not in base:
+            whole = torch.empty_like(parameter.detach(), dtype=precision.stored)
+            masters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             masters[name].grad_dtype = precision.gradients
-            parameter.data = torch.empty_like(parameter, dtype=precision.compute)
             if parameter.requires_grad:
-                add = compiled_add() if is_compiled and parameter.numel() >= COMPILED_FROM else add_to
+                add = compiled_add() if is_compiled and _local(parameter).numel() >= COMPILED_FROM else add_to
                 hand_over = partial(_hand_over, masters[name], precision.gradients, add)
                 parameter.register_post_accumulate_grad_hook(hand_over)
     return masters
@@ -70,8 +77,21 @@ def _hand_over(
         return
     is_first = master.grad is None
     if master.grad is None:
-        master.grad = torch.empty_like(gradient, dtype=dtype)
-    add(master.grad.view(-1), gradient.view(-1), is_first)  # flat: one graph for matrices of any sizes
+        master.grad = _empty_like(gradient, dtype)
+    # flat: one graph for matrices of any sizes
+    add(_local(master.grad).view(-1), _local(gradient).view(-1), is_first)
+
+
+def _empty_like(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """As the gradient is placed: where that is a part of a sum over `tp`, torch's empty_like would say it is the sum."""
+    if not isinstance(gradient, DTensor):
+        return torch.empty_like(gradient, dtype=dtype)
+    empty, mesh, placements = torch.empty_like(_local(gradient), dtype=dtype), gradient.device_mesh, gradient.placements
+    return DTensor.from_local(empty, mesh, placements, run_check=False, shape=gradient.shape, stride=gradient.stride())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def add_to(total: Tensor, gradient: Tensor, is_first: bool) -> None:

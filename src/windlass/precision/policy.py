@@ -13,7 +13,7 @@
 
 Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made
 for them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), under DDP autocast makes it, and on
-one process it stays beside the weights, 2 bytes more (precision/masters.py).
+one process, or a rank of tp or pp without shards, it stays beside the weights, 2 bytes more (precision/masters.py).
 
 bf16 has 8 bits of mantissa: an update smaller than 1/512 of a weight is lost when it is rounded to the nearest, so the weights
 that the optimizer steps stay in fp32 (Micikevicius et al., arXiv 1710.03740). bf16-pure instead rounds weights and moments

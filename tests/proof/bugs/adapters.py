@@ -54,7 +54,7 @@ ADAPTERS = {
     ),
     "the base is trained too": Bug(
         "parameters that are to be frozen have gradients, and the optimizer steps them",
-        ((BUILD, "{*frozen, *base}, recompute)", "{*frozen}, recompute)"),),
+        ((BUILD, "{*frozen, *base}, recompute,", "{*frozen}, recompute,"),),
         ("exact: qwen3 tied: shard2 lora",),
     ),
 }

@@ -16,6 +16,7 @@ RINGS = {
     ("heads", "tp2"): [
         ["tp2", "tp2 shard4", "shard2", "tp2 replicate2", "one", "tp2 zero2 shard2", "tp2 zero1"],
     ],
+    ("bf16 heads", "tp2"): [["tp2", "one", "pp2", "tp2 pp2", "tp2 shard2", "shard2", "tp2 zero0", "one"]],
     ("documents", "context2"): [
         ["context2", "context2 shard2 ulysses", "shard2"],
         ["context2 tp2 shard2", "one", "context2 zero0 replicate2", "pp2 context2", "context4 zero2"],
