@@ -1,5 +1,6 @@
 """Text from a checkpoint: what a seed fixes, what sampling may draw, what is refused."""
 
+import inspect
 import io
 import json
 import shutil
@@ -10,6 +11,7 @@ import torch
 
 from tests import tiny
 from windlass.cli import main as cli
+from windlass.cli import models as of_cli
 from windlass.commands import generate as of_generate
 from windlass.commands.generate import ChatWriter, Sampling, choose_token, converse, generate, sample
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -301,3 +303,9 @@ def test_a_terminal_marks_where_the_model_begins_and_json_is_plain(run, chatting
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert printed_by(monkeypatch, capsys, *asked) == "---\na rope => pull\n---\ndeck => pull\n"
     assert printed_by(monkeypatch, capsys, *asked[:3], "--chat") == "a rope\n=>  pull\n"
+
+
+def test_the_command_line_chooses_tokens_as_the_function_does():
+    """cli/ names the defaults for the help, and loads no torch."""
+    defaults = {name: one.default for name, one in inspect.signature(of_cli.generate).parameters.items()}
+    assert Sampling(defaults["max_tokens"], defaults["temperature"], defaults["top_p"], defaults["seed"]) == Sampling()
