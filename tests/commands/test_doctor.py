@@ -77,8 +77,8 @@ def test_the_network_is_looked_at_where_hosts_meet(machine, monkeypatch):
 
 
 def test_mistakes_of_a_recipe_are_findings_one_by_one(machine):
-    both = write(machine, optim={"lerning_rate": 1}, parallel={"tp": 3, "zero": 7})
-    assert names(both, root=machine) == ["recipe"] * 2
+    all_three = write(machine, optim={"lerning_rate": 1}, parallel={"tp": 3, "zero": 7})
+    assert names(all_three, root=machine) == ["recipe"] * 3, "a key, a value, and a layout that the model cannot have"
     assert names(write(machine, parallel={"tp": 3}), root=machine) == ["recipe"]
     assert names(write(machine, parallel={"context": 2}), ranks=2, root=machine) == []
     assert names(write(machine, parallel={"context": 2}), ranks=3, root=machine) == ["recipe"]

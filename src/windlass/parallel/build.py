@@ -171,6 +171,7 @@ def _lay_out(
     # before recompute and compile, which take the forwards they find
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
+    # likewise before recompute and compile: it replaces the products of a forward
     apply_fp8((module for _, module in _linears(part)), precision.scaling, precision.compute, device)
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds

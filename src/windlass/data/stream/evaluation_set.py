@@ -88,7 +88,7 @@ def evaluation_set(
     if not len(targets):
         raise UserError(
             f"the first {num_samples} samples of the set {name} count no target",
-            "a loss is an average over counted targets, and these are masked all (an answer longer than a sequence away?)",
+            "a loss is an average over counted targets, and all of these are masked: are answers cut off by the length?",
             "raise evaluate.sequences or data.sequence_length, or give other rows for this set",
         )
     cut = (micro_batch // sequences, batch_rank, batch_ranks)
