@@ -1,8 +1,10 @@
 """benchmarks/generation.py: both contenders write the same ids, and a contender that writes others is no result."""
 
+import json
+
 import pytest
 
-from tests.docs.test_techniques import ROOT, beside
+from tests.docs.test_techniques import DOCS, ROOT, beside
 
 script = beside(ROOT / "benchmarks", "generation")
 
@@ -33,3 +35,13 @@ def test_other_ids_are_no_result(monkeypatch):
     monkeypatch.setattr(script, "writers", with_another)
     with pytest.raises(RuntimeError, match="different ids"):
         script.measure(1, 1, 8, SHAPE)
+
+
+def test_the_page_gives_the_rates_that_were_measured():
+    page, rows = (
+        " ".join((DOCS / "performance.md").read_text("utf-8").split()),
+        json.loads(script.RESULTS.read_text())["rows"],
+    )
+    for name in ("1 at once", "8 at once"):
+        rates, ratio = rows[name]["tokens_per_s"], rows[name]["windlass_over_transformers"]
+        assert f"{rates['windlass']} and {rates['transformers']}" in page and f"({ratio:.2f}" in page
