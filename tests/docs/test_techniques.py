@@ -57,6 +57,14 @@ def test_what_a_page_shows_is_what_the_source_says(page):
     assert page.read_text("utf-8") == fill.filled(page), "run `make docs`"
 
 
+def test_a_docstring_is_not_cut_in_the_middle_of_an_entry():
+    page = DOCS / "techniques" / "tensor.md"
+    cut = 'src/windlass/parallel/tensor.py from "kept per rank" to "{}"'
+    assert "are trained" in fill.docstring(cut.format("are trained"), page)
+    with pytest.raises(ValueError, match='in the middle of an entry, before "are trained"'):
+        fill.docstring(cut.format("per micro-batch, where"), page)
+
+
 def test_drawings_are_up_to_date():
     stale = [path.name for path, svg in pictures.pictures().items() if path.read_text("utf-8") != svg]
     assert not stale, "run `make docs`"
