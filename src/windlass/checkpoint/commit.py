@@ -36,6 +36,9 @@ from windlass.errors import Unavailable, UserError
 from windlass.safe_text import printable
 from windlass.units import format_bytes
 
+FAILS_NOW: Final = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EAGAIN})
+"""Errors of a network file system or a disk that a retry may not meet again."""
+
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
 
 _QUARANTINED = re.compile(r"step-\d{8,12}\.corrupt(-\d+)?")
@@ -129,10 +132,6 @@ def check_space(directory: Path, need: int) -> None:
     """DiskFull unless `need` x 1.1 bytes are free on the file system of `directory`."""
     if need * SPACE_FACTOR > _free_bytes(directory):
         raise _disk_full(directory, need)
-
-
-FAILS_NOW: Final = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EHOSTDOWN, errno.EAGAIN})
-"""Errors of a network file system or a disk that a retry may not meet again."""
 
 
 @contextmanager

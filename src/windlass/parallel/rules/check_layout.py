@@ -74,29 +74,29 @@ def layout_errors(
     """All violations. Where a setting of `parallel` is wrong itself, and so missing, the rules that read it are left out."""
     sequences = list(_sequence_errors(parallel, others))
     yield from sequences
-    contradictions = _of(lambda: axis_errors(parallel))
+    contradictions = _found_by(lambda: axis_errors(parallel))
     yield from contradictions
-    yield from _of(lambda: effect_errors(parallel))
-    yield from _of(lambda: context_errors(parallel.context, parallel.context_kind))
-    yield from _of(lambda: expert_errors(parallel.expert, parallel.zero_stage))
-    yield from _of(lambda: pipeline_errors(parallel))
+    yield from _found_by(lambda: effect_errors(parallel))
+    yield from _found_by(lambda: context_errors(parallel.context, parallel.context_kind))
+    yield from _found_by(lambda: expert_errors(parallel.expert, parallel.zero_stage))
+    yield from _found_by(lambda: pipeline_errors(parallel))
     if (policy := others.policy) is not None:
-        yield from _of(lambda: split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, policy))
-        yield from _of(lambda: fp8_errors(parallel, policy))
+        yield from _found_by(lambda: split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, policy))
+        yield from _found_by(lambda: fp8_errors(parallel, policy))
     sizes = list(_model_errors(parallel, architecture, others)) if architecture is not None else []
     yield from sizes
     if (length := others.sequence_length) is not None and not sizes:  # no length helps a model that cannot be cut so
-        yield from _of(lambda: _length_errors(parallel, architecture, length, others.is_length_fixed))
+        yield from _found_by(lambda: _length_errors(parallel, architecture, length, others.is_length_fixed))
     if world is not None and not contradictions:
-        yield from _of(lambda: _world_errors(parallel, world, others, are_sequences_whole=not sequences))
+        yield from _found_by(lambda: _world_errors(parallel, world, others, are_sequences_whole=not sequences))
     elif parallel.or_default("shard") > 0:
-        yield from _of(lambda: _known_rank_errors(parallel))
+        yield from _found_by(lambda: _known_rank_errors(parallel))
     if here:
-        yield from _of(lambda: schedule_errors(parallel.schedule, parallel.pp))
-        yield from _of(lambda: exchange_errors(parallel.context, parallel.context_kind, parallel.compiles))
+        yield from _found_by(lambda: schedule_errors(parallel.schedule, parallel.pp))
+        yield from _found_by(lambda: exchange_errors(parallel.context, parallel.context_kind, parallel.compiles))
 
 
-def _of(rule: Callable[[], Iterator[UserError]]) -> list[UserError]:
+def _found_by(rule: Callable[[], Iterator[UserError]]) -> list[UserError]:
     """What a rule finds; nothing where it reads a missing setting."""
 
     def called() -> Iterator[UserError]:
@@ -107,15 +107,15 @@ def _of(rule: Callable[[], Iterator[UserError]]) -> list[UserError]:
 
 def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
     layers = architecture.num_layers
-    degrees = _of(lambda: degree_errors(parallel.tp, architecture))
+    degrees = _found_by(lambda: degree_errors(parallel.tp, architecture))
     yield from degrees
     if not degrees:
         if others.is_nf4:
-            yield from _of(lambda: nf4_errors(parallel.tp, architecture))
-        yield from _of(lambda: head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture))
-    yield from _of(lambda: empty_stage_errors(parallel.schedule, parallel.pp, layers))
-    yield from _of(lambda: unit_errors(parallel, layers))
-    yield from _of(lambda: model_expert_errors(architecture, parallel, others.optimizer))
+            yield from _found_by(lambda: nf4_errors(parallel.tp, architecture))
+        yield from _found_by(lambda: head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture))
+    yield from _found_by(lambda: empty_stage_errors(parallel.schedule, parallel.pp, layers))
+    yield from _found_by(lambda: unit_errors(parallel, layers))
+    yield from _found_by(lambda: model_expert_errors(architecture, parallel, others.optimizer))
 
 
 def _known_rank_errors(parallel: ParallelConfig) -> Iterator[UserError]:
