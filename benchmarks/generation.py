@@ -29,7 +29,8 @@ if __name__ == "__main__":
 import torch
 from throughput import QUIET_LOAD, SHAPE
 
-from windlass.commands.generate import Sampling, sample
+from windlass.commands.models.generate import sample
+from windlass.commands.models.sampling import Sampling
 from windlass.hardware import cpu_name
 from windlass.training.start.open_saved import open_saved
 

@@ -34,9 +34,10 @@ import torch
 from finetune import TEMPLATE
 
 from windlass import train
-from windlass.commands.evaluate import evaluate
-from windlass.commands.export import export
-from windlass.commands.generate import Sampling, generate
+from windlass.commands.models.evaluate import evaluate
+from windlass.commands.models.export import export
+from windlass.commands.models.generate import generate
+from windlass.commands.models.sampling import Sampling
 from windlass.config import check_recipe
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, save_trained, train_tokenizer
 from windlass.hardware import cpu_name

@@ -130,6 +130,6 @@ def run(tmp_path_factory, ranks):
 
 @pytest.fixture(scope="session")
 def exported(run):
-    from windlass.commands.export import export
+    from windlass.commands.models.export import export
 
     return export(run)

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 
 ROOMS = (
-    "cli", "commands", "commands.launch", "commands.speed", "commands.recipes", "proof", "training", "objectives", "adapters",
+    "cli", "commands", "commands.models", "commands.launch", "commands.speed", "commands.recipes", "proof", "training",
+    "objectives", "adapters",
     "data", "data.curate", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
@@ -92,9 +93,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "training.sizing": ("", "model", "model.lora", "parallel", "optim", "plan", "training.start", "training.parts"),
     "commands": (
+        "", "training", "data.sources", "data.tokenize", "data.prepare", "data.stream", "data.lint", "model",
+        "model.lora", "precision", "parallel", "parallel.rules", "checkpoint", "report", "report.page", "supervise",
+        "doctor", "profiling", "ranks", "training.start",
+    ),
+    "commands.models": (
         "", "training", "objectives", "adapters", "data.sources", "data.tokenize", "data.prepare", "data.stream",
-        "data.lint", "model", "model.lora", "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report",
-        "report.page", "supervise", "doctor", "hub", "profiling", "ranks", "training.start", "training.parts",
+        "model", "model.lora", "precision", "parallel", "optim", "checkpoint", "report", "hub", "training.start",
+        "training.parts",
     ),
     "commands.launch": ("", "training", "data.prepare", "model", "launch"),
     "commands.speed": ("", "checkpoint", "report", "advice"),
@@ -104,9 +110,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "model.families", "model.lora", "precision", "parallel", "parallel.rules", "optim", "report", "ranks",
         "training.start", "training.parts",
     ),
-    "flyte": ("", "commands", "training", "data", "data.prepare", "checkpoint", "report.page", "training.start"),
+    "flyte": ("", "commands.models", "training", "data", "data.prepare", "checkpoint", "report.page", "training.start"),
     "cli": (
-        "", "commands", "commands.launch", "commands.speed", "commands.recipes", "proof", "training", "report.sinks",
+        "", "commands", "commands.models", "commands.launch", "commands.speed", "commands.recipes", "proof", "training",
+        "report.sinks",
         "launch", "training.start",
     ),
     "": (  # config checks a recipe by the rules; they take an Architecture
@@ -134,11 +141,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "cli": ("main",),
     "commands": (
-        "evaluate",
-        "generate",
-        "prompts",
-        "tasks",
-        "export",
         "smoke",
         "checkpoints",
         "reshard",
@@ -153,6 +155,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "prepare_parts",
     ),
     "commands.launch": ("slurm", "kubernetes", "flyte", "sky"),
+    "commands.models": ("evaluate", "tasks", "generate", "sampling", "prompts", "export"),
     "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
     "data": ("config", "batch_fields", "held_out", "files", "packing", "verified_file"),
@@ -174,7 +177,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "bad_rows",
         "compression",
     ),
-    "data.tokens": ("token_files", "documents", "parts"),
+    "data.tokens": ("token_files", "documents", "token_parts"),
     "data.stream": ("open_stream", "batch_source", "config", "mixture_shares", "loader", "ledger", "evaluation_set"),
     "data.tokenize": (
         "tokenizer",
@@ -196,7 +199,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
     "supervise": (
         "heartbeat",
-        "places",
+        "rank_stacks",
         "incident",
         "watchdog",
         "beside",
@@ -299,7 +302,14 @@ INDEXED = {
 LAZY = {  # imports of ours inside a function
     **{
         ("windlass", f"windlass.{module}"): "importing windlass loads nothing"
-        for module in ("config", "commands.evaluate", "commands.export", "commands.generate", "proof.verify")
+        for module in (
+            "config",
+            "commands.models.evaluate",
+            "commands.models.export",
+            "commands.models.generate",
+            "commands.models.sampling",
+            "proof.verify",
+        )
         + ("training.loop", "training.start.pins", "training.preflight")
     },
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
@@ -391,7 +401,7 @@ NO_TEST_OF_ITS_OWN = {
     "__main__.py": "one line: python -m windlass",
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
-    "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
+    "cli/models.py": "cli/test_main.py runs its commands, commands/models/ what they call",
     "report/sinks/sink.py": "a protocol, and what it is given: report/sinks/test_follow.py",
     "cli/recipes.py": "commands/recipes/test_new_recipe.py types its commands",
     "commands/recipes/first_rows.py": "commands/recipes/test_new_recipe.py: files of each shape, and few rows that differ",
@@ -422,10 +432,10 @@ NO_TEST_OF_ITS_OWN = {
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "training/memory_advice.py": "training/sizing/test_out_of_memory.py: a step that runs out",
     "training/parts/open_recorder.py": "training/test_assemble.py: one console; training/test_run.py reads what it records",
-    "training/parts/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
+    "training/parts/open_data.py": "training/test_assemble.py opens a run's, commands/models/test_evaluate.py sets alone",
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
     "doctor/diagnosis.py": "a named tuple: doctor/test_*.py read every field",
-    "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
+    "commands/models/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
     "flyte/ranks.py": "flyte/test_tasks.py: which failures of a container with two ranks are retried",
     "training/parts/reference_scores.py": "training/test_preference_run.py: kept, read again, damaged, of other weights",

@@ -25,9 +25,10 @@ from windlass.errors import Stopped, UserError
 from windlass.version import __version__
 
 if TYPE_CHECKING:
-    from windlass.commands.evaluate import evaluate
-    from windlass.commands.export import export
-    from windlass.commands.generate import Sampling, generate
+    from windlass.commands.models.evaluate import evaluate
+    from windlass.commands.models.export import export
+    from windlass.commands.models.generate import generate
+    from windlass.commands.models.sampling import Sampling
     from windlass.config import load_recipe, parse_recipe
     from windlass.proof.verify import verify
     from windlass.training.loop import train
@@ -39,11 +40,11 @@ __all__ = [
     "parse_recipe", "prepare", "train", "verify",
 ]  # fmt: skip
 MODULE_OF: Final = {
-    "Sampling": ("commands.generate", "Sampling"),
-    "evaluate": ("commands.evaluate", "evaluate"),
-    "export": ("commands.export", "export"),
+    "Sampling": ("commands.models.generate", "Sampling"),
+    "evaluate": ("commands.models.evaluate", "evaluate"),
+    "export": ("commands.models.export", "export"),
     "fingerprint": ("training.start.pins", "fingerprint"),
-    "generate": ("commands.generate", "generate"),
+    "generate": ("commands.models.generate", "generate"),
     "load_recipe": ("config", "load_recipe"),
     "parse_recipe": ("config", "parse_recipe"),
     "prepare": ("training.preflight", "prepare_only"),

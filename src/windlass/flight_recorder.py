@@ -20,7 +20,7 @@ def entries() -> list[dict[str, Any]]:
 
 def last_collectives() -> str:
     """Of each process group the last collective that this rank has begun, and the last send or receive, the newest first: JSON,
-    as windlass.supervise.places reads it."""
+    as windlass.supervise.rank_stacks reads it."""
     last: dict[tuple[str, bool], tuple[str, int, str, bool, bool]] = {}
     for entry in entries():
         group, is_p2p = entry["process_group"][0], bool(entry["is_p2p"])

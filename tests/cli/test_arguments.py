@@ -53,7 +53,7 @@ def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path, monkeypatch)
 
 
 def test_hugging_faces_name_of_the_longest_continuation_is_ours_too(monkeypatch, tmp_path):
-    from windlass.commands import generate as room
+    from windlass.commands.models import generate as room
 
     asked = []
     monkeypatch.setattr(room, "generate", lambda path, given, sampling, **more: asked.append(sampling) or [""])

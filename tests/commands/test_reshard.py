@@ -11,7 +11,7 @@ from tests.training.runs.resuming import carry
 from windlass.checkpoint.index import read_tensor_index
 from windlass.checkpoint.keep import Difference, diff
 from windlass.checkpoint.verify import Checkpoint, verify_checkpoint
-from windlass.commands.export import export
+from windlass.commands.models.export import export
 from windlass.commands.reshard import move
 from windlass.errors import UserError
 from windlass.training.run_directory import hold

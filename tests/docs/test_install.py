@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.commands.export_adapter import load_with_peft
+from windlass.commands.models.export_adapter import load_with_peft
 from windlass.errors import UserError
 
 ROOT = Path(__file__).parents[2]

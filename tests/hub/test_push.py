@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.loopback import hub as hub  # a fixture
-from windlass.commands import export as room
+from windlass.commands.models import export as room
 from windlass.errors import Unavailable, UserError
 from windlass.hub.push import push
 

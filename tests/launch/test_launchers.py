@@ -280,7 +280,7 @@ def test_a_rank_that_hangs_under_torchrun_is_named_and_the_run_goes_on(base):
     out, err = agent.communicate(timeout=LIMIT_S)
     assert agent.returncode == 0, (out[-3000:], err[-3000:])
     (line,) = incidents(directory)
-    assert (line["cause"], line["ranks"], len(line["places"])) == ("stalled", [1], 2) and "stopped (SIGSTOP)" in line[
+    assert (line["cause"], line["ranks"], len(line["stacks"])) == ("stalled", [1], 2) and "stopped (SIGSTOP)" in line[
         "what"
     ]
     assert err.count(f"windlass: {line['what']}") == 1

@@ -179,7 +179,7 @@ def test_a_rank_that_stalls_is_named_on_all_hosts_and_the_end_is_that_of_one_hos
     (incident,) = world.lines("incident")
     assert (incident["cause"], incident["ranks"], incident["restart"]) == ("stalled", [1], 1)
     assert incident["what"].startswith("rank 1 on host1 stalls in step ") and "stopped (SIGSTOP)" in incident["what"]
-    assert [(one["rank"], one["host"]) for one in incident["places"]] == [(0, "host0"), (1, "host1"), (2, "host2")]
+    assert [(one["rank"], one["host"]) for one in incident["stacks"]] == [(0, "host0"), (1, "host1"), (2, "host2")]
     for host in world.hosts:
         assert (base / f"stalls.{host.name}.txt").read_text().count(incident["what"]) == 1, "each names the same rank"
     assert losses(world.run) == losses(one_host(base)) and len(losses(world.run)) == 60

@@ -1,4 +1,4 @@
-"""The watchdogs of several hosts: all see the same places, at once, and one that is silent holds none up for ever."""
+"""The watchdogs of several hosts: all see the same stacks, at once, and one that is silent holds none up for ever."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 from windlass.supervise import across_hosts
 from windlass.supervise.across_hosts import SharedWatch
 from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.places import Collective, Place
+from windlass.supervise.rank_stacks import Collective, RankStack
 
 
 @pytest.fixture
@@ -18,9 +18,11 @@ def store():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def place(rank):
+def stack(rank):
     collectives = (Collective("0", 4 + rank, "gloo:all_reduce", False),)
-    return Place(LastBeat(100 + rank, rank, 3, 7, 1.5, "step"), 2.0, ("a:1 f",), collectives, "stopped (SIGSTOP)", 0.5)
+    return RankStack(
+        LastBeat(100 + rank, rank, 3, 7, 1.5, "step"), 2.0, ("a:1 f",), collectives, "stopped (SIGSTOP)", 0.5
+    )
 
 
 def watches(store, hosts, joined=0, **more):
@@ -37,7 +39,7 @@ def test_all_hosts_see_the_places_of_all(store):
     found = [None, None]
 
     def exchange(number, ranks):
-        found[number] = both[number].exchange([place(rank) for rank in ranks])
+        found[number] = both[number].exchange([stack(rank) for rank in ranks])
 
     first = threading.Thread(target=exchange, args=(0, [0, 3]))
     first.start()
@@ -48,15 +50,15 @@ def test_all_hosts_see_the_places_of_all(store):
     first.join(10)
     assert found[0] == found[1] and [one.beat.rank for one in found[0]] == [0, 1, 2, 3]
     here = socket.gethostname()
-    assert found[0][2].fields() == {**place(2).fields(), "host": here} and found[0][2].is_stopped
+    assert found[0][2].fields() == {**stack(2).fields(), "host": here} and found[0][2].is_stopped
     assert not watches(store, 2, joined=1)[0].is_asked(), "the next start is another"
 
 
 def test_a_host_goes_on_only_when_all_have_read(store):
     """The other has answered, and has not read yet."""
     one = watches(store, 2)[0]
-    store.set("windlass/stall/0/places/1", "[]")
-    thread = threading.Thread(target=one.exchange, args=([place(0)],))
+    store.set("windlass/stall/0/stacks/1", "[]")
+    thread = threading.Thread(target=one.exchange, args=([stack(0)],))
     thread.start()
     thread.join(0.5)
     assert thread.is_alive()
@@ -73,7 +75,7 @@ def test_a_host_that_does_not_answer_is_left_out(store):
         return now_s[0]
 
     one = watches(store, 2, clock=clock)[0]
-    assert [found.beat.rank for found in one.exchange([place(0)])] == [0]
+    assert [found.beat.rank for found in one.exchange([stack(0)])] == [0]
 
 
 def test_without_a_store_or_a_start_it_sees_its_own_ranks(store):
@@ -83,7 +85,7 @@ def test_without_a_store_or_a_start_it_sees_its_own_ranks(store):
     lost = SharedWatch(refuse, lambda: SimpleNamespace(joined=0, hosts=2, number=0))
     early = SharedWatch(store.clone, lambda: None)
     for one in (lost, early):
-        assert not one.is_asked() and [found.beat.rank for found in one.exchange([place(0)])] == [0]
+        assert not one.is_asked() and [found.beat.rank for found in one.exchange([stack(0)])] == [0]
 
 
 def test_a_store_that_is_silent_holds_a_watchdog_up_once_and_is_asked_again_when_it_speaks(monkeypatch):
@@ -99,7 +101,7 @@ def test_a_store_that_is_silent_holds_a_watchdog_up_once_and_is_asked_again_when
     watch = SharedWatch(lambda: silent, lambda: SimpleNamespace(joined=0, hosts=2, number=1))
     monkeypatch.setattr(across_hosts, "WAIT_S", 0.05)
     assert not watch.is_silent and not watch.is_asked() and watch.is_silent
-    assert [one.beat.rank for one in watch.exchange([place(1)])] == [1] and len(asked) == 1
+    assert [one.beat.rank for one in watch.exchange([stack(1)])] == [1] and len(asked) == 1
     speaks.set()
     watch._asking.join()
     assert not watch.is_silent and watch.is_asked()

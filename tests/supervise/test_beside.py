@@ -57,7 +57,7 @@ def test_ranks_that_stall_are_named_written_down_and_killed(ranks, tmp_path, log
         said.startswith("windlass: rank 1 stalls in step 5, phase data: nothing for ") and "stopped (SIGSTOP)" in said
     )
     (line,) = incidents(tmp_path)
-    assert (line["cause"], line["ranks"], line["restart"], len(line["places"])) == ("stalled", [1], None, 2)
+    assert (line["cause"], line["ranks"], line["restart"], len(line["stacks"])) == ("stalled", [1], None, 2)
     assert said.endswith(f"{beside.KILLS}\n")
     end_s = time.monotonic() + LIMIT_S
     while any(beat.is_alive for beat in read_beats(tmp_path)):

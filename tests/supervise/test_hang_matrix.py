@@ -59,8 +59,8 @@ def test_fifty_hangs_are_named_and_a_run_that_goes_on_is_not(tmp_path):
             ahead_s[0] += AHEAD_S
             incident = watchdog.look()
         ahead_s[0] = 0.0
-        place = next(place for place in incident.places if place.beat.rank == rank)
-        at = next((frame.rpartition("/")[2] for frame in place.frames if "hung_rank" in frame), place.state)
+        stack = next(stack for stack in incident.stacks if stack.beat.rank == rank)
+        at = next((frame.rpartition("/")[2] for frame in stack.frames if "hung_rank" in frame), stack.state)
         if (incident.ranks, incident.step, incident.phase) != ([rank], step, phase) or at not in hang_lines(kind):
             wrong.append((number, kind, incident.sentence, at))
         release(tmp_path, number, kind, ranks[rank].pid)

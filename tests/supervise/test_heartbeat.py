@@ -19,7 +19,7 @@ from windlass.supervise.heartbeat import (
     process_state,
     read_beats,
 )
-from windlass.supervise.places import find_places
+from windlass.supervise.rank_stacks import find_stacks
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ print(flush=True), sys.stdin.read()
     rank.stdout.readline()
     (left,) = read_beats(run)
     assert (left.step, left.phase, left.pid, left.is_alive) == (9, "end", rank.pid, True)
-    (place,) = find_places(run, [left], wait_s=60)
-    assert place.frames == ("<string>:7 <module>",)
+    (stack,) = find_stacks(run, [left], wait_s=60)
+    assert stack.frames == ("<string>:7 <module>",)
     rank.communicate()
     assert rank.returncode == 0 and not read_beats(run)[0].is_alive
     forget_beats(run)

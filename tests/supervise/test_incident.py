@@ -4,11 +4,11 @@ import json
 
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.incident import Incident
-from windlass.supervise.places import Place
+from windlass.supervise.rank_stacks import RankStack
 from windlass.supervise.resident import HostMemory
 
-STALLED = Place(LastBeat(7, 1, 35, 64, 0.0, "data"), 61.0, ("torch/a.py:1 f", "windlass/data/b.py:2 g"))
-WAITING = Place(LastBeat(6, 0, 35, 64, 0.0, "step"), 60.0, ("torch/d.py:3 all_reduce",))
+STALLED = RankStack(LastBeat(7, 1, 35, 64, 0.0, "data"), 61.0, ("torch/a.py:1 f", "windlass/data/b.py:2 g"))
+WAITING = RankStack(LastBeat(6, 0, 35, 64, 0.0, "step"), 60.0, ("torch/d.py:3 all_reduce",))
 
 
 def test_a_sentence_says_who_where_and_why():
@@ -26,7 +26,7 @@ def test_a_sentence_says_who_where_and_why():
     )
     assert lost.sentence.endswith("with signal SIGABRT; Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus)")
     assert lost.fields()["driver_faults"] == list(lost.driver_faults)
-    stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, places=[WAITING, STALLED])
+    stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, stacks=[WAITING, STALLED])
     assert stalled.sentence == (
         "rank 1 stalls in step 36, phase data: nothing for 61 s, at torch/a.py:1 f <- windlass/data/b.py:2 g"
     )
@@ -40,8 +40,8 @@ def test_a_sentence_says_who_where_and_why():
 
 
 def test_its_fields_are_those_of_a_line_of_events():
-    stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, places=[STALLED]).fields()
-    place = stalled.pop("places")[0]
+    stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, stacks=[STALLED]).fields()
+    stack = stalled.pop("stacks")[0]
     assert json.loads(json.dumps(stalled)) == {
         "cause": "stalled",
         "ranks": [1],
@@ -51,10 +51,10 @@ def test_its_fields_are_those_of_a_line_of_events():
         "is_out_of_memory": False,
         "what": stalled["what"],
     }
-    assert stalled["what"].startswith("rank 1 stalls") and place["at"] == STALLED.line
-    assert (place["rank"], place["pid"], place["frames"], place["collective"]) == (1, 7, STALLED.frames, None)
+    assert stalled["what"].startswith("rank 1 stalls") and stack["at"] == STALLED.line
+    assert (stack["rank"], stack["pid"], stack["frames"], stack["collective"]) == (1, 7, STALLED.frames, None)
     assert Incident("died", [0], exit_code=7).fields().keys() == {
-        *("cause", "ranks", "exit_code", "is_out_of_memory", "places", "what")
+        *("cause", "ranks", "exit_code", "is_out_of_memory", "stacks", "what")
     }
 
 

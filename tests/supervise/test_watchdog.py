@@ -9,7 +9,7 @@ import pytest
 from windlass.status import write_status
 from windlass.supervise import watchdog
 from windlass.supervise.heartbeat import PHASES, LastBeat
-from windlass.supervise.places import Collective, Place
+from windlass.supervise.rank_stacks import Collective, RankStack
 from windlass.supervise.watchdog import LEAVE_S, UNSEEN_S, Deadlines, Watchdog, to_blame
 
 
@@ -17,8 +17,8 @@ def beat(rank=0, step=1, phase="step", time_s=0.0, pid=None):
     return LastBeat(pid or 100 + rank, rank, step, 0, time_s, phase)
 
 
-def place(rank=0, step=1, phase="step", collectives=(), state=""):
-    return Place(beat(rank, step, phase), 1.0, (), tuple(collectives), state)
+def stack(rank=0, step=1, phase="step", collectives=(), state=""):
+    return RankStack(beat(rank, step, phase), 1.0, (), tuple(collectives), state)
 
 
 def test_of_ranks_as_far_as_each_other_the_one_at_work_is_to_blame():
@@ -26,7 +26,7 @@ def test_of_ranks_as_far_as_each_other_the_one_at_work_is_to_blame():
     looks = ("windlass/ranks/host_page.py:60 after", "windlass/training/loop.py:109 loop")
 
     def of(*frames):
-        return [replace(place(rank), frames=held) for rank, held in enumerate(frames)]
+        return [replace(stack(rank), frames=held) for rank, held in enumerate(frames)]
 
     assert to_blame(of(waits, at_work, looks)) == [1]
     assert to_blame(of(waits, (), looks)) == [1], "the kernel holds it: it did not answer"
@@ -131,7 +131,7 @@ def test_no_alarm_in_5000_loaded_steps_of_milliseconds_with_pauses_and_one_at_th
     monkeypatch.setattr(watchdog, "read_beats", lambda run: [rank.last for rank in ranks])
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
     monkeypatch.setattr(
-        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+        watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, clock() - b.time_s) for b in beats]
     )
     looks = Watchdog(tmp_path, deadlines := Deadlines(180.0, 780.0), lambda *_: None, lambda: clock[0])
 
@@ -170,7 +170,7 @@ def test_a_hang_in_an_update_of_milliseconds_is_seen_after_a_minute_and_on_sever
     monkeypatch.setattr(watchdog, "read_beats", lambda run: [rank.last for rank in ranks])
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
     monkeypatch.setattr(
-        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+        watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, clock() - b.time_s) for b in beats]
     )
 
     class Others:
@@ -204,50 +204,50 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
 
 
 @pytest.mark.parametrize(
-    ("places", "blamed"),
+    ("stacks", "blamed"),
     [
-        ([place(0, 8, "step"), place(1, 8, "data")], [1]),
+        ([stack(0, 8, "step"), stack(1, 8, "data")], [1]),
         # a step is completed before `record`: of one number that comes before the next batch
-        ([place(0, 8, "data"), place(1, 8, "record"), place(2, 8, "data")], [1]),
-        ([place(0, 8, "step"), place(1, 8, "checkpoint"), place(2, 8, "evaluate")], [2]),
-        ([place(0), place(1, state="stopped (SIGSTOP)")], [1]),
-        ([place(0, 9, state="stopped (SIGSTOP)"), place(1, 3)], [0]),
-        ([place(0, 9, state="waits for a disk or a network file system (state D)"), place(1, 3)], [1]),
-        ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective("0", 4, "x", True)])], [1]),
+        ([stack(0, 8, "data"), stack(1, 8, "record"), stack(2, 8, "data")], [1]),
+        ([stack(0, 8, "step"), stack(1, 8, "checkpoint"), stack(2, 8, "evaluate")], [2]),
+        ([stack(0), stack(1, state="stopped (SIGSTOP)")], [1]),
+        ([stack(0, 9, state="stopped (SIGSTOP)"), stack(1, 3)], [0]),
+        ([stack(0, 9, state="waits for a disk or a network file system (state D)"), stack(1, 3)], [1]),
+        ([stack(0, collectives=[Collective(*ALL_REDUCE)]), stack(1, collectives=[Collective("0", 4, "x", True)])], [1]),
         # of two groups, those of pipeline stages, only one is shared
         (
             [
-                place(0, collectives=[Collective("1", 9, "x", True), Collective("0", 4, "x", True)]),
-                place(1, collectives=[Collective("0", 5, "x", False), Collective("2", 2, "x", True)]),
+                stack(0, collectives=[Collective("1", 9, "x", True), Collective("0", 4, "x", True)]),
+                stack(1, collectives=[Collective("0", 5, "x", False), Collective("2", 2, "x", True)]),
             ],
             [0],
         ),
-        ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective(*ALL_REDUCE)])], [0, 1]),
+        ([stack(0, collectives=[Collective(*ALL_REDUCE)]), stack(1, collectives=[Collective(*ALL_REDUCE)])], [0, 1]),
         # two groups of two: 3 has not begun what 2 waits for, so 2 has not come to where 0 waits for it
         (
             [
-                place(0, collectives=[Collective("a", 6, "x", False)]),
-                place(1, collectives=[Collective("b", 6, "x", False)]),
-                place(2, collectives=[Collective("c", 9, "x", False), Collective("a", 5, "x", True)]),
-                place(3, collectives=[Collective("b", 5, "x", True), Collective("c", 8, "x", True)]),
+                stack(0, collectives=[Collective("a", 6, "x", False)]),
+                stack(1, collectives=[Collective("b", 6, "x", False)]),
+                stack(2, collectives=[Collective("c", 9, "x", False), Collective("a", 5, "x", True)]),
+                stack(3, collectives=[Collective("b", 5, "x", True), Collective("c", 8, "x", True)]),
             ],
             [3],
         ),
         # stages of a pipeline send and receive different numbers of times
         (
             [
-                place(0, collectives=[Collective("pp", 4, "nccl:send 0->1", True, True), Collective(*ALL_REDUCE)]),
-                place(
+                stack(0, collectives=[Collective("pp", 4, "nccl:send 0->1", True, True), Collective(*ALL_REDUCE)]),
+                stack(
                     1, collectives=[Collective("pp", 9, "nccl:recv 1<-0", True, True), Collective("0", 4, "x", True)]
                 ),
             ],
             [1],
         ),
-        ([place(0), place(1)], [0, 1]),
+        ([stack(0), stack(1)], [0, 1]),
     ],
 )
-def test_the_one_to_blame_is_the_one_that_the_others_wait_for(places, blamed):
-    assert to_blame(places) == blamed
+def test_the_one_to_blame_is_the_one_that_the_others_wait_for(stacks, blamed):
+    assert to_blame(stacks) == blamed
 
 
 def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
@@ -255,7 +255,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: self.pid != 0))
     monkeypatch.setattr(
-        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+        watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, clock() - b.time_s) for b in beats]
     )
     looks = Watchdog(tmp_path, Deadlines(5.0), lambda *_: None, lambda: clock[0])
     assert looks.look() is None, "no rank has begun"
@@ -269,7 +269,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     clock[0] = 13.1
     found = looks.look()
     assert (found.cause, found.ranks, found.step, found.phase) == ("stalled", [1], 3, "step")
-    assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.places] == [0, 1]
+    assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.stacks] == [0, 1]
     beats[:] = [beat(1, 3, "step", 3.0, pid=None)._replace(pid=0)]
     assert looks.look() is None, "a dead rank does not stall: the launcher sees it"
 
@@ -279,7 +279,7 @@ def test_ranks_that_do_not_leave_are_named_once_the_run_has_ended_and_not_before
     monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
     monkeypatch.setattr(
-        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+        watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, clock() - b.time_s) for b in beats]
     )
     write_status(tmp_path, "stopped", 5, 75)  # of an earlier start
     looks = Watchdog(tmp_path, Deadlines(5.0), lambda *_: None, lambda: clock[0])
@@ -311,7 +311,7 @@ def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch
     monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
     monkeypatch.setattr(
-        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+        watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, clock() - b.time_s) for b in beats]
     )
     deadlines = Deadlines(5.0)
     looks = Watchdog(tmp_path, deadlines, lambda *_: None, lambda: clock[0])
@@ -332,10 +332,10 @@ def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch
 
 def test_the_ranks_of_other_hosts_are_blamed_and_asked_for(tmp_path, monkeypatch):
     """The rank of this host waits in step 3 for that of another host, which has not begun it."""
-    there, asked, given = [place(1, 3, "data")], [False], []
+    there, asked, given = [stack(1, 3, "data")], [False], []
     monkeypatch.setattr(watchdog, "read_beats", lambda run: [beat(0, 3, "step", 5.0)])
     monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
-    monkeypatch.setattr(watchdog, "find_places", lambda run, beats, clock: [Place(b, 1.0) for b in beats])
+    monkeypatch.setattr(watchdog, "find_stacks", lambda run, beats, clock: [RankStack(b, 1.0) for b in beats])
 
     class Others:
         def is_asked(self):

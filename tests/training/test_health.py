@@ -78,7 +78,7 @@ def test_the_incident_of_a_spike_names_its_samples_the_first_of_many_in_its_sent
     spike = Spike(step=13, norm=400.0, median=2.0, count=11, end=104)
     ids = [f"0/{row}" for row in range(20)]
     fields = spike.fields(20, ids)
-    assert (fields["places"], fields["samples"]) == ([84, 104], ids)
+    assert (fields["positions"], fields["samples"]) == ([84, 104], ids)
     said = "the gradient norm 400 is 200 times the median 2 of the 11 steps before. Its batch: samples 84 to 104 of the stream"
     assert fields["what"] == (
         f"{said}, shard/row {' '.join(ids[:16])} ...; `windlass data inspect RECIPE --sample 0/0` shows the first"

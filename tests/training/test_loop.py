@@ -105,7 +105,7 @@ def test_a_run_names_the_batch_of_a_norm_far_above_the_usual_and_goes_on(base, m
     config = tiny.recipe(base, "spike", run={"steps": 20}, report={"every_steps": 4})
     assert train(config).step == 20
     (incident,) = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
-    assert incident["step"] == 14 and incident["places"] == [13 * 8, 14 * 8], "8 sequences a step"
+    assert incident["step"] == 14 and incident["positions"] == [13 * 8, 14 * 8], "8 sequences a step"
     assert incident["gradient_norm"] > 100 * incident["median"] and "of the 13 steps before" in incident["what"]
     list(consumed(config.run.directory, base / "list"))
     listed = [line.replace(" ", "/") for line in (base / "list").read_text().splitlines()]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests import tiny
 from tests.commands.test_data_lint import ERRORS, WARNING
 from tests.commands.test_data_lint import base as base  # a fixture
-from windlass.commands.export import export
+from windlass.commands.models.export import export
 from windlass.config import load_recipe
 from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import open_prepared

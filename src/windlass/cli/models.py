@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from windlass.cli.arguments import Base, Nproc, SavedPath, Step, lines_of_stdin, print_lines
+from windlass.commands.models.sampling import USUAL, Sampling
 from windlass.errors import UserError
 from windlass.launch import local
 from windlass.safe_text import escaped, escaped_json, say
 
 if TYPE_CHECKING:
-    from windlass.commands.prompts import Prompt
+    from windlass.commands.models.prompts import Prompt
 
 
 def evaluate(
@@ -39,7 +40,7 @@ def evaluate(
                 "tasks bring their own data, and run on one process",
                 "leave these out",
             )
-        from windlass.commands.tasks import run_tasks
+        from windlass.commands.models.tasks import run_tasks
 
         print_lines(run_tasks(path, tasks, step=step, base=base, limit=sequences))
         return
@@ -48,7 +49,7 @@ def evaluate(
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:
         raise typer.Exit(local.launch_ranks(sys.argv[1:], num_ranks, path))
-    from windlass.commands.evaluate import evaluate as score
+    from windlass.commands.models.evaluate import evaluate as score
 
     scores = score(path, step=step, sequences=sequences, base=base, recipe=recipe)
     print_lines(one.line for one in scores)
@@ -62,6 +63,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="More prompts, one a line; with --chat also lists of messages as JSON."),
 ]
+TopP = Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")]
 CutPrompt = Annotated[
     bool,
     typer.Option(
@@ -82,19 +84,19 @@ def generate(
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "--max-new-tokens", help="Longest continuation, in tokens.")
-    ] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
+    ] = USUAL.max_tokens,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = USUAL.temperature,
+    top_p: TopP = USUAL.top_p,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = USUAL.seed,
     cut_prompt: CutPrompt = False,
     record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="One object per text: step, prompt, text.")] = False,
     base: Base = None,
 ) -> None:
     """Text from a model: of a run, a Hugging Face directory, or an adapter."""
-    from windlass.commands.generate import Sampling, converse
-    from windlass.commands.generate import generate as write
-    from windlass.commands.prompts import read_prompts
+    from windlass.commands.models.generate import converse
+    from windlass.commands.models.generate import generate as write
+    from windlass.commands.models.prompts import read_prompts
     from windlass.training.start.open_saved import step_in
 
     steps: list[int | None] = [*step] if step else [None]
@@ -127,7 +129,7 @@ def _object_of(step: int | None, prompt: "Prompt", text: str) -> str:
 
 def _shown_text(prompt: "Prompt", text: str, chat: bool) -> str:
     """Prompt and text; a terminal marks where the model begins."""
-    from windlass.commands.prompts import shown_prompt
+    from windlass.commands.models.prompts import shown_prompt
 
     mark = ("\n=> " if chat else " =>") if sys.stdout.isatty() else "\n" * chat
     return escaped(shown_prompt(prompt) + mark + text)
@@ -152,7 +154,7 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="With --push: nobody else reads the repository.")] = False,
 ) -> None:
     """A Hugging Face directory, or PEFT's of an adapter: loaded back and compared before it is there."""
-    from windlass.commands.export import export as write
+    from windlass.commands.models.export import export as write
 
     done = write(path, target, step=step, dtype=dtype, merge=merge, base=base, push=push, private=private)
     what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"

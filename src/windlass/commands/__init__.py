@@ -3,17 +3,13 @@
     before a run    recipes/, doctor, prepare_parts, data_inspect, data_lint, smoke
     starting one    launch/ (`train`, `prepare` and `verify` call their own rooms)
     beside one      status, profile, stacks, report, speed/
-    after it        evaluate, generate, export, checkpoints, reshard, data_consumed
+    after it        models/, checkpoints, reshard, data_consumed
 
 launch/        `windlass launch`: a run on a cluster, a file for each kind
 speed/         `windlass advise` and `bench`: how fast a run is, and why
 recipes/       `windlass init` and `import`: where a recipe comes from
+models/        `windlass evaluate`, `generate` and `export`: what is done with a model that is there
 
-evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
-generate       text and conversations from one of these
-prompts        what they go on from: texts, messages, a file of either
-tasks          tasks of lm-eval from local files (`evaluate --tasks`)
-export         a checkpoint as a Hugging Face directory, loaded back and compared
 smoke          the whole life of a run at full size in 5 steps (`train --smoke`)
 checkpoints    `windlass checkpoint list, verify, diff, prune`
 reshard        a checkpoint rewritten in the files of another layout
@@ -26,9 +22,4 @@ data_inspect   `windlass data inspect` and `windlass data report`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed
 prepare_parts  `windlass prepare --part` and `--tokenizer-only`: a preparation on several machines
-
-Inside:
-
-model_card     README.md of an export
-export_adapter an adapter merged into its base, or as PEFT's files
 """

@@ -25,7 +25,7 @@ from windlass import contract
 from windlass.checkpoint.commit import committed_steps
 from windlass.checkpoint.manifest import step_name
 from windlass.checkpoint.verify import verify_checkpoint
-from windlass.commands.export import export
+from windlass.commands.models.export import export
 from windlass.config import RunConfig, parse_recipe
 from windlass.data.config import DataConfig
 from windlass.data.prepare.part import prepare_part, prepare_tokenizer

@@ -57,7 +57,7 @@ def start_ranks(
             return None
         beats = read_beats(run_directory)
         if stalls.found is not None:
-            seen = [rank.beat for rank in stalls.found.places]
+            seen = [rank.beat for rank in stalls.found.stacks]
             return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
         held = watchdog.held if watchdog else []
         incident = _death(*_first(failed), beats, faults.is_out_of_memory(), faults.of_gpus(), held)

@@ -1,7 +1,7 @@
 """Watches the ranks of a run from outside: where each one is, and which one stalls. No torch.
 
 heartbeat    a page of shared memory per rank: step, phase, position in the stream
-places       the Python line and the last collective of every rank on this host
+rank_stacks  the Python line and the last collective of every rank on this host
 incident     what happened to a run, in a sentence and for events.jsonl
 watchdog     which ranks stall, by deadlines that are learned from the run
 beside       a watchdog as a process, for ranks that another launcher started

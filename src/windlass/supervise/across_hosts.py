@@ -1,7 +1,7 @@
 """Ranks that stall, on several hosts: the watchdogs put together what each of them sees, so that all name the same rank.
 
 A watchdog sees the ranks of its own host, and where one rank stalls those of all hosts are late. The first that finds a rank
-late asks, through the store where hosts meet; each answers with the places of its ranks. None goes on before all have read all
+late asks, through the store where hosts meet; each answers with the stacks of its ranks. None goes on before all have read all
 answers: ranks that are ended early make those of other hosts fail, and these would be blamed.
 """
 
@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from windlass.supervise.places import Place
+from windlass.supervise.rank_stacks import RankStack
 
 if TYPE_CHECKING:  # the watchdogs of one host do without torch
     from torch.distributed import Store
@@ -69,26 +69,26 @@ class SharedWatch:
         of = self._current()
         return of is not None and bool(self._in_time(lambda: self._store.check([_key(of, "asked")]), WAIT_S))
 
-    def exchange(self, own: Sequence[Place]) -> list[Place]:
-        """The places of this host's ranks -> those of all hosts that answer, in the order of ranks; returns on all of them at
+    def exchange(self, own: Sequence[RankStack]) -> list[RankStack]:
+        """The stacks of this host's ranks -> those of all hosts that answer, in the order of ranks; returns on all of them at
         once."""
         of = self._current()
-        found = [replace(place, host=socket.gethostname()) for place in own]
+        found = [replace(stack, host=socket.gethostname()) for stack in own]
         if of is not None:
             found += self._in_time(partial(self._exchange, of, found), 3 * WAIT_S) or []
-        return sorted(found, key=lambda place: place.beat.rank)
+        return sorted(found, key=lambda stack: stack.beat.rank)
 
-    def _exchange(self, of: Round, own: Sequence[Place]) -> list[Place]:
-        """-> the places of the other hosts, as far as they answer before the store is gone."""
+    def _exchange(self, of: Round, own: Sequence[RankStack]) -> list[RankStack]:
+        """-> the stacks of the other hosts, as far as they answer before the store is gone."""
         others = [number for number in range(of.hosts) if number != of.number]
-        heard: list[Place] = []
+        heard: list[RankStack] = []
         with contextlib.suppress(RuntimeError):
-            self._store.set(_key(of, f"places/{of.number}"), json.dumps([place.to_json() for place in own]))
+            self._store.set(_key(of, f"stacks/{of.number}"), json.dumps([stack.to_json() for stack in own]))
             self._store.set(_key(of, "asked"), "")
-            self._until(lambda: self._store.check([_key(of, f"places/{number}") for number in others]))
+            self._until(lambda: self._store.check([_key(of, f"stacks/{number}") for number in others]))
             for number in others:
-                if self._store.check([key := _key(of, f"places/{number}")]):
-                    heard += [Place.from_json(one) for one in json.loads(self._store.get(key))]
+                if self._store.check([key := _key(of, f"stacks/{number}")]):
+                    heard += [RankStack.from_json(one) for one in json.loads(self._store.get(key))]
             self._store.add(_key(of, "read"), 1)
             self._until(lambda: self._store.add(_key(of, "read"), 0) >= of.hosts)
         return heard

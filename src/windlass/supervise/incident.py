@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from windlass.supervise.places import Place
+from windlass.supervise.rank_stacks import RankStack
 from windlass.supervise.resident import HostMemory, holders
 
 OUT_OF_MEMORY: Final = (
@@ -19,7 +19,7 @@ OUT_OF_MEMORY: Final = (
 class Incident:
     """`ranks`: those to blame, the first of them described. `exit_code`: of its process, where that ended by itself; negative for
     a signal, None where nobody has waited for it. `step`: completed ones, `phase`: see heartbeat; None where the rank had not got
-    so far. `places`: of all ranks."""
+    so far. `stacks`: of all ranks."""
 
     cause: Literal["died", "stalled", "lingers"]
     ranks: Sequence[int]
@@ -31,7 +31,7 @@ class Incident:
     """Whether the kernel killed a process for want of host memory meanwhile."""
     held: Sequence[HostMemory] = ()
     """What the ranks of its host held of host memory when they were last seen, where that is why it died."""
-    places: Sequence[Place] = ()
+    stacks: Sequence[RankStack] = ()
     driver_faults: Sequence[str] = ()
     """What NVIDIA's driver wrote to the kernel's log in the minute before, and what NVML says of a GPU that it did not say when
     the ranks started."""
@@ -48,7 +48,7 @@ class Incident:
         if self.cause == "died":
             return f"{self._who_died()}{where}{self._why()}"
         listed = ", ".join(map(str, self.ranks))
-        own = next((place for place in self.places if place.beat.rank == self.ranks[0]), None)
+        own = next((stack for stack in self.stacks if stack.beat.rank == self.ranks[0]), None)
         on = f" on {own.host}" if own and own.host else ""
         who = f"rank {listed}{on} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
         at = f", at {own.line}" if own else ""
@@ -70,12 +70,12 @@ class Incident:
 
     def details(self) -> list[str]:
         """Where every rank is, in lines."""
-        return [line for place in self.places for line in place.text().splitlines()]
+        return [line for stack in self.stacks for line in stack.text().splitlines()]
 
     def fields(self) -> dict[str, Any]:
         """For a line of events.jsonl."""
         own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        own["places"] = [place.fields() for place in self.places]
+        own["stacks"] = [stack.fields() for stack in self.stacks]
         own["driver_faults"] = list(self.driver_faults) or None
         own["held"] = [one._asdict() for one in self.held] or None
         return {**{name: value for name, value in own.items() if value is not None}, "what": self.sentence}

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from windlass.status import read_status
 from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
-from windlass.supervise.places import Collective, Place, find_places
+from windlass.supervise.rank_stacks import Collective, RankStack, find_stacks
 from windlass.supervise.resident import HostMemory, held_by_process
 
 UNSEEN_S: Final = 3600.0
@@ -85,28 +85,28 @@ class Deadlines:
         return [beat for beat in behind if now_s - max(beat.time_s, self._since_s) > self.of(beat.phase, is_one_host)]
 
 
-def to_blame(places: Sequence[Place]) -> list[int]:
+def to_blame(stacks: Sequence[RankStack]) -> list[int]:
     """The ranks that the others wait for: stopped ones, else those behind by step and phase, else those that have not begun a
     collective of a group where others have, else those that do not wait for a word of another rank (ranks/tree, ranks/host_page);
     all of them where nothing distinguishes them."""
-    if stopped := [place.beat.rank for place in places if place.is_stopped]:
+    if stopped := [stack.beat.rank for stack in stacks if stack.is_stopped]:
         return stopped
-    least = min(place.beat.progress for place in places)
-    behind = [place.beat.rank for place in places if place.beat.progress == least]
-    if len(behind) == len(places):
-        at_work = [place.beat.rank for place in places if not any(map(WAITING.match, place.frames))]
-        behind = _behind_in_a_group(places) or at_work or behind
+    least = min(stack.beat.progress for stack in stacks)
+    behind = [stack.beat.rank for stack in stacks if stack.beat.progress == least]
+    if len(behind) == len(stacks):
+        at_work = [stack.beat.rank for stack in stacks if not any(map(WAITING.match, stack.frames))]
+        behind = _behind_in_a_group(stacks) or at_work or behind
     return behind
 
 
-def _behind_in_a_group(places: Sequence[Place]) -> list[int]:
+def _behind_in_a_group(stacks: Sequence[RankStack]) -> list[int]:
     """A rank may be late in one group because it waits in another: such ones are left out, where others remain. Sends and
     receives are not counted by all ranks of a group alike, so they say nothing."""
     groups: dict[str, dict[int, Collective]] = {}
-    for place in places:
-        for one in place.collectives:
+    for stack in stacks:
+        for one in stack.collectives:
             if not one.is_between_two:
-                groups.setdefault(one.group, {})[place.beat.rank] = one
+                groups.setdefault(one.group, {})[stack.beat.rank] = one
     behind, waiting = set(), set()
     for last in groups.values():
         most = max(one.number for one in last.values())
@@ -123,8 +123,8 @@ class OtherHosts(Protocol):
         """Whether one of them has found a rank late."""
         ...
 
-    def exchange(self, own: Sequence[Place]) -> list[Place]:
-        """The places of this host's ranks -> those of all hosts."""
+    def exchange(self, own: Sequence[RankStack]) -> list[RankStack]:
+        """The stacks of this host's ranks -> those of all hosts."""
         ...
 
 
@@ -161,14 +161,14 @@ class Watchdog:
         is_asked = bool(beats) and self._others is not None and self._others.is_asked()
         if not is_asked and not self._deadlines.late(beats, now_s, self._others is None):
             return None
-        places = find_places(self._run_directory, beats, self._clock)
-        if places and self._others is not None:
-            places = self._others.exchange(places)
-        if not places:
+        stacks = find_stacks(self._run_directory, beats, self._clock)
+        if stacks and self._others is not None:
+            stacks = self._others.exchange(stacks)
+        if not stacks:
             return None
-        ranks = to_blame(places)
-        first = next(place for place in places if place.beat.rank == ranks[0])
-        return Incident("stalled", ranks, first.beat.step, first.beat.phase, waited_s=first.age_s, places=places)
+        ranks = to_blame(stacks)
+        first = next(stack for stack in stacks if stack.beat.rank == ranks[0])
+        return Incident("stalled", ranks, first.beat.step, first.beat.phase, waited_s=first.age_s, stacks=stacks)
 
     def _weigh(self, beats: Sequence[LastBeat]) -> None:
         found = {held.rank: held for beat in beats if (held := held_by_process(beat.rank, beat.pid))}
@@ -181,10 +181,10 @@ class Watchdog:
         if status is None or status.time < self._begun or status.state not in ("finished", "stopped"):
             return None
         self._ended_s = now_s if self._ended_s is None else self._ended_s
-        if now_s - self._ended_s <= LEAVE_S or not (places := find_places(self._run_directory, at_end, self._clock)):
+        if now_s - self._ended_s <= LEAVE_S or not (stacks := find_stacks(self._run_directory, at_end, self._clock)):
             return None
-        ranks = [place.beat.rank for place in places]
-        return Incident("lingers", ranks, status.step, "end", waited_s=now_s - self._ended_s, places=places)
+        ranks = [stack.beat.rank for stack in stacks]
+        return Incident("lingers", ranks, status.step, "end", waited_s=now_s - self._ended_s, stacks=stacks)
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()

@@ -57,7 +57,7 @@ class Spike:
             "what": what,
             "gradient_norm": self.norm,
             "median": self.median,
-            "places": [start, self.end],
+            "positions": [start, self.end],
             "samples": list(samples),
         }
 

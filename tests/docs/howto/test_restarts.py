@@ -9,7 +9,7 @@ from tests.docs.pages import commands_in, recipe_in
 from windlass.launch.config import LaunchConfig
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.incident import OUT_OF_MEMORY, Incident
-from windlass.supervise.places import Collective, Place
+from windlass.supervise.rank_stacks import Collective, RankStack
 from windlass.supervise.resident import HostMemory
 
 ROOT = Path(__file__).parents[3]
@@ -34,9 +34,9 @@ def test_what_it_shows_is_what_is_printed():
         "windlass/model/transformer.py:249 forward",
     )
     gathering = (Collective("0", 694, "gloo:all_gather", False),)
-    waits = Place(LastBeat(21980, 0, 185, 0, 0.0, "step"), 214.0, frames, gathering, memory_gib=0.5)
-    stopped = Place(LastBeat(21981, 1, 185, 0, 0.0, "step"), 214.0, state="stopped (SIGSTOP)", memory_gib=0.5)
-    stalled = Incident("stalled", [1], 185, "step", waited_s=214.0, places=[waits, stopped])
+    waits = RankStack(LastBeat(21980, 0, 185, 0, 0.0, "step"), 214.0, frames, gathering, memory_gib=0.5)
+    stopped = RankStack(LastBeat(21981, 1, 185, 0, 0.0, "step"), 214.0, state="stopped (SIGSTOP)", memory_gib=0.5)
+    stalled = Incident("stalled", [1], 185, "step", waited_s=214.0, stacks=[waits, stopped])
     for incident in (died, stalled):
         lines = [f"windlass: {incident.sentence}", *incident.details()]
         assert (

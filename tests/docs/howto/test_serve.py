@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from tests.docs.pages import commands_in, run_commands
-from windlass.commands.model_card import IN_LLAMA_CPP
+from windlass.commands.models.model_card import IN_LLAMA_CPP
 from windlass.model.families.family_table import FAMILIES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "serve.md").read_text()

@@ -147,7 +147,7 @@ def test_long_words_are_cut():
     [
         (line("checkpoint", 5, bytes=3 << 20, stall_s=0.25), "3.0 MiB, 0.25s of waiting"),
         (line("profile", 5, steps=[1, 5], directory="run/profile/5"), "of steps 1 to 5, in run/profile/5"),
-        (line("incident", 5, what="it failed", error="why", places=[1, 2], restart=None), "it failed, why"),
+        (line("incident", 5, what="it failed", error="why", positions=[1, 2], restart=None), "it failed, why"),
         (line("end", 5, reason="finished", tokens=2000), "finished, 2 k tokens"),
         (line("end", 5, reason="stopped", signal="SIGTERM", tokens=2000), "stopped by SIGTERM, 2 k tokens"),
         (line("resume", 5, samples=40, drift=["drift: a", "b"], data={"x": 1}), "samples 40; drift: a; b"),

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from tests import tiny
 from windlass.checkpoint.keep import diff
 from windlass.cli.models import export as cli_export
-from windlass.commands import export_adapter
-from windlass.commands.evaluate import evaluate
-from windlass.commands.export import export
-from windlass.commands.export_adapter import probe_ids, write_adapter
-from windlass.commands.generate import Sampling, generate
+from windlass.commands.models import export_adapter
+from windlass.commands.models.evaluate import evaluate
+from windlass.commands.models.export import export
+from windlass.commands.models.export_adapter import probe_ids, write_adapter
+from windlass.commands.models.generate import generate
+from windlass.commands.models.sampling import Sampling
 from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.model.lora.linear import merge

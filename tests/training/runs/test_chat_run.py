@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from tests import tiny
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
-from windlass.commands.evaluate import evaluate
-from windlass.commands.export import export
-from windlass.commands.generate import generate
+from windlass.commands.models.evaluate import evaluate
+from windlass.commands.models.export import export
+from windlass.commands.models.generate import generate
 from windlass.config import RunConfig
 from windlass.data.batch_fields import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared

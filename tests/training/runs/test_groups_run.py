@@ -9,7 +9,7 @@ import torch
 from tests import tiny
 from tests.training.runs.resuming import GROUPS, checkpoint
 from windlass.checkpoint.keep import diff
-from windlass.commands.export import export
+from windlass.commands.models.export import export
 from windlass.errors import UserError
 from windlass.training.left_open import keep_choices
 from windlass.training.start.drift import check_drift, newest_trainer_state

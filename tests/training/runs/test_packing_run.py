@@ -6,7 +6,7 @@ import pytest
 
 from tests import tiny
 from windlass.commands.data_consumed import consumed
-from windlass.commands.evaluate import evaluate
+from windlass.commands.models.evaluate import evaluate
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.mixture import Mixture

@@ -7,8 +7,8 @@ import pytest
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
-from windlass.commands.evaluate import evaluate
-from windlass.commands.export import export
+from windlass.commands.models.evaluate import evaluate
+from windlass.commands.models.export import export
 from windlass.config import to_yaml
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import UserError

@@ -6,10 +6,11 @@ import math
 import pytest
 
 from tests import tiny
-from tests.commands.test_evaluate import evaluate
+from tests.commands.models.test_evaluate import evaluate
 from tests.training.runs.resuming import around, assert_close
-from windlass.commands.export import export
-from windlass.commands.generate import Sampling, generate
+from windlass.commands.models.export import export
+from windlass.commands.models.generate import generate
+from windlass.commands.models.sampling import Sampling
 from windlass.report.events import read_events
 
 RINGS = {

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import tiny
-from windlass.commands.evaluate import evaluate
+from windlass.commands.models.evaluate import evaluate
 from windlass.errors import UserError
 from windlass.report.events import read_events
 from windlass.training.loop import train

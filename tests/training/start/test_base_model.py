@@ -8,7 +8,7 @@ import yaml
 
 from tests import tiny
 from tests.loopback import hub as hub  # a fixture
-from windlass.commands.export import export
+from windlass.commands.models.export import export
 from windlass.model.open_config import model_directory
 from windlass.training.loop import train
 from windlass.training.start.base_model import (

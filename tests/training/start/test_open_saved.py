@@ -12,7 +12,8 @@ from windlass.checkpoint.hashed_file import PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.commands import checkpoints
-from windlass.commands.generate import Sampling, generate
+from windlass.commands.models.generate import generate
+from windlass.commands.models.sampling import Sampling
 from windlass.errors import BadCheckpoint, UserError
 from windlass.training.start.open_saved import find_checkpoint, open_saved, read_trainer_state
 

@@ -189,7 +189,7 @@ def test_when_every_checkpoint_is_bad_the_run_does_not_start_over(base, ranks, c
 
 
 def test_weights_of_another_place_are_not_needed_to_resume(base, ranks, done, tmp_path):
-    from windlass.commands.export import export
+    from windlass.commands.models.export import export
 
     source = export(done, tmp_path / "weights").directory
     sections = {"model": {"from": str(source), "family": None, **dict.fromkeys(tiny.QWEN3_KEYS)}, "run": SHORT}

@@ -16,7 +16,7 @@ from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import count_unwritten
 from windlass.data.tokenize.preferences import ROWS
 from windlass.data.tokenize.resume import FinishedPart, PartSize, limited
-from windlass.data.tokens.parts import targets_of_samples
+from windlass.data.tokens.token_parts import targets_of_samples
 from windlass.errors import UserError
 from windlass.units import counted, format_bytes, format_count, format_duration
 

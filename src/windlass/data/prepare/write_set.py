@@ -34,7 +34,7 @@ from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
-from windlass.data.tokens.parts import pack_samples, token_parts
+from windlass.data.tokens.token_parts import pack_samples, token_parts
 from windlass.errors import UserError
 
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
@@ -88,8 +88,8 @@ def write_set(
         if chunked is not None and chunked.is_chunked(directory.name, number):
             found = chunked.parts(directory.name, number, settings.of_set, parts, eos_id)
         else:
-            kept = parts / directory.name / f"{number:03}"
-            found = _parts_of_source(selection, number, amounts[number], settings, kept, growing, at_once)
+            of_source = parts / directory.name / f"{number:03}"
+            found = _parts_of_source(selection, number, amounts[number], settings, of_source, growing, at_once)
         return counted.through(_accepted(found, source, log), source, number, settings.marks(directory.name))
 
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored

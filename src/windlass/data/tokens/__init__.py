@@ -9,7 +9,7 @@
 
 token_files  a recipe's source -> its files, hashed once
 documents    files -> documents or rows of ids
-parts        documents of ids -> what `prepare` packs, or samples of one row each
+token_parts  documents of ids -> what `prepare` packs, or samples of one row each
 
 Inside:
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.commands.export_adapter import (
+from windlass.commands.models.export_adapter import (
     IN_NF4,
     LOGIT_TOLERANCE,
     PROBE_TOKENS,
@@ -30,7 +30,7 @@ from windlass.commands.export_adapter import (
     probe_ids,
     write_adapter,
 )
-from windlass.commands.model_card import export_command, write_card
+from windlass.commands.models.model_card import export_command, write_card
 from windlass.data.tokenize.tokenizer import (
     CONFIG_FILE,
     COPIED_FILES,

@@ -11,7 +11,7 @@ from windlass.errors import UserError
 
 
 def evaluate(path, **options):
-    from windlass.commands.evaluate import evaluate as score
+    from windlass.commands.models.evaluate import evaluate as score
 
     return score(path, **options)
 

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from windlass.commands.generate import Sampling, generate, sample
-from windlass.commands.tasks import Scorer, run_tasks
+from windlass.commands.models.generate import generate, sample
+from windlass.commands.models.sampling import Sampling
+from windlass.commands.models.tasks import Scorer, run_tasks
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.training.start.open_saved import open_saved

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from windlass.commands.prompts import read_prompts, shown_prompt
+from windlass.commands.models.prompts import read_prompts, shown_prompt
 from windlass.errors import UserError
 
 ASKED = [{"role": "user", "content": "which rope?"}]

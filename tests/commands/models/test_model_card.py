@@ -12,8 +12,8 @@ import yaml
 
 from windlass.checkpoint.verify import Checkpoint
 from windlass.cli import main as cli
-from windlass.commands.export import export
-from windlass.commands.model_card import IN_LLAMA_CPP, base_license, front_matter, provenance, serving
+from windlass.commands.models.export import export
+from windlass.commands.models.model_card import IN_LLAMA_CPP, base_license, front_matter, provenance, serving
 from windlass.config import check_recipe
 from windlass.model.families.family_table import FAMILIES
 from windlass.training.start.base_model import FRONT_MATTER

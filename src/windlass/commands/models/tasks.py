@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from windlass.commands.generate import Sampling, end_ids, sample, tokenizer_of
+from windlass.commands.models.generate import end_ids, sample, tokenizer_of
+from windlass.commands.models.sampling import Sampling
 from windlass.errors import UserError
 from windlass.training.start.open_saved import SavedModel, open_saved
 

@@ -51,7 +51,7 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankStack:
     """Where a rank is. `frames`: of its main thread, the innermost first, as "file:line function"; empty where it did not answer.
     `collectives`: of each process group the last one, the newest first. `state`: why it cannot go on, by the kernel; empty where
     it may. `memory_gib`: resident. `host`: its name, where several are looked at."""
@@ -111,19 +111,19 @@ class Place:
         return [self.beat, self.age_s, self.frames, self.collectives, self.state, self.memory_gib, self.host]
 
     @classmethod
-    def from_json(cls, fields: list[Any]) -> "Place":
+    def from_json(cls, fields: list[Any]) -> "RankStack":
         """What `to_json` gave, after JSON."""
         beat, age_s, frames, collectives, *rest = fields
         known = LastBeat(*beat)._replace(longest_s=tuple(beat[-1]))
         return cls(known, age_s, tuple(frames), tuple(Collective(*one) for one in collectives), *rest)
 
 
-def find_places(
+def find_stacks(
     run_directory: Path,
     beats: Sequence[LastBeat],
     clock: Callable[[], float] = time.monotonic,
     wait_s: float = WAIT_S,
-) -> list[Place]:
+) -> list[RankStack]:
     """Asks all ranks at once -> where each one is. Ranks whose process has ended are left out."""
     folder, alive = folder_of(run_directory), [beat for beat in beats if beat.is_alive]
     before = {beat.rank: _size(stack_file(folder, beat.rank)) for beat in alive}
@@ -141,12 +141,12 @@ def find_places(
         is_written = sizes == last and all(sizes[rank] > before[rank] for rank in sizes)
         if is_written and all(collective_file(folder, beat.rank).is_file() for beat in alive):
             break
-    places = [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
-    silent = _read_from_outside([place.beat.pid for place in places if not place.frames])
-    return [place if place.frames else replace(place, frames=silent[place.beat.pid]) for place in places]
+    stacks = [_stack(folder, beat, before[beat.rank], clock()) for beat in alive]
+    silent = _read_from_outside([stack.beat.pid for stack in stacks if not stack.frames])
+    return [stack if stack.frames else replace(stack, frames=silent[stack.beat.pid]) for stack in stacks]
 
 
-def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
+def _stack(folder: Path, beat: LastBeat, before: int, now_s: float) -> RankStack:
     frames: tuple[str, ...] = ()
     with contextlib.suppress(OSError), stack_file(folder, beat.rank).open("rb") as file:
         file.seek(before)
@@ -157,7 +157,7 @@ def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
             Collective(*one) for one in json.loads(collective_file(folder, beat.rank).read_text("utf-8"))
         )
     state = _STATES.get(process_state(beat.pid), "")
-    return Place(beat, max(0.0, now_s - beat.time_s), frames, collectives, state, _resident_gib(beat.pid))
+    return RankStack(beat, max(0.0, now_s - beat.time_s), frames, collectives, state, _resident_gib(beat.pid))
 
 
 def main_frames(dump: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ how often it came before: not of the batch.
 """
 
 import hashlib
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from windlass.commands.prompts import Messages, Prompt, prompt_text, shown_prompt
+from windlass.commands.models.prompts import Messages, Prompt, prompt_text, shown_prompt
+from windlass.commands.models.sampling import USUAL, Sampling
 from windlass.data.tokenize.chat_template import PROBE, Template
 from windlass.data.tokenize.fitting import LEAST_WORDS
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
@@ -34,33 +34,6 @@ from windlass.safe_text import say
 from windlass.training.start.open_saved import SavedModel, open_saved
 
 ROWS: Final = 16  # prompts at a time: a bound on the cache's memory
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen, and how many. Raises UserError for what cannot be."""
-
-    max_tokens: int = 64
-    temperature: float = 0.6
-    top_p: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise UserError(f"--max-tokens {self.max_tokens}", "at least one token is generated", "use 1 or more")
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(
-                f"--temperature {self.temperature}",
-                "a temperature is 0 (greedy) or positive",
-                "0.6 is a usual value",
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(
-                f"--top-p {self.top_p}", "top-p is a probability above 0", "use 1 to cut nothing; 0.95 is usual"
-            )
-
-
-USUAL: Final = Sampling()
 
 
 def generate(

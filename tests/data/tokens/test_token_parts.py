@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windlass.data.tokenize.flags import INNER
-from windlass.data.tokens.parts import pack_samples, targets_of_samples, token_parts
+from windlass.data.tokens.token_parts import pack_samples, targets_of_samples, token_parts
 
 EOS = 9
 BYTES_V = np.arange(10)

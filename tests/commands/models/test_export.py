@@ -10,8 +10,9 @@ import torch
 from tests.cases import write_model
 from tests.commands.command_line import run_command
 from tests.live_bytes import LiveBytes
-from windlass.commands.export import PROBE_TEXT, export, keep, replace
-from windlass.commands.generate import Sampling, generate
+from windlass.commands.models.export import PROBE_TEXT, export, keep, replace
+from windlass.commands.models.generate import generate
+from windlass.commands.models.sampling import Sampling
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train_tokenizer, vocab_size_of
 from windlass.errors import UserError
 from windlass.training.start.open_saved import open_saved
@@ -207,7 +208,7 @@ def test_a_checkpoint_directory_is_not_written_into(run):
 
 
 def test_the_old_export_is_whole_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
-    from windlass.commands import export as page
+    from windlass.commands.models import export as page
 
     old, draft, target = ("old", tmp_path / ".export.draft", tmp_path / "export")
     for directory, text in ((target, old), (draft, "new")):
@@ -303,7 +304,7 @@ def test_a_short_context_is_compared_on_what_it_has(ranks, tmp_path, positions, 
 
 
 def test_a_model_that_computes_nan_is_not_exported(run, tmp_path, monkeypatch):
-    from windlass.commands import export as page
+    from windlass.commands.models import export as page
 
     saved = open_saved(run)
     with torch.no_grad():
@@ -315,7 +316,7 @@ def test_a_model_that_computes_nan_is_not_exported(run, tmp_path, monkeypatch):
 
 
 def test_a_model_that_transformers_reads_differently_is_not_exported(run, tmp_path, monkeypatch):
-    from windlass.commands import export as page
+    from windlass.commands.models import export as page
 
     saved, other = open_saved(run), open_saved(run, step=0)
     monkeypatch.setattr(page, "open_saved", lambda path, step, base: saved)
@@ -328,7 +329,7 @@ def test_a_model_that_transformers_reads_differently_is_not_exported(run, tmp_pa
 
 
 def test_a_difference_of_one_in_ten_thousand_is_not_exported(run, tmp_path, monkeypatch):
-    from windlass.commands import export as page
+    from windlass.commands.models import export as page
 
     write = page.save_weights
 
