@@ -17,6 +17,34 @@ What the commands do, as functions; each says in its docstring what it takes, re
     verify(file)                                        whether the layout equals one process
 
 Importing the package is free (no torch): each function is fetched when it is first named.
+
+Rooms, from the command line down: cli, commands, proof, flyte, launch; training, objectives, adapters, data, model, precision,
+parallel, optim, checkpoint, report, plan; ranks, supervise, profiling, advice, doctor, hub, other_names. Each one's __init__ is
+its picture. Beside them:
+
+what a run is read from:
+config           the whole recipe: the rooms' configs side by side, and the rules between them
+recipe           its YAML, overrides and environment variables
+settings         the base of every config
+mistakes         all that is wrong in a recipe, at once
+keys             its keys as `windlass keys` lists them
+
+a process and its host:
+contract         the names by which launchers say which rank this is
+runtime          a rank's process: device, process group, threads
+signals          what a signal does
+output           what a rank prints
+host_speeds      how fast hosts compute and reach each other
+flight_recorder  the collectives that this rank has begun
+
+for every room:
+errors           their kinds and exit codes
+status           status.json, what became of a run
+object_store     files of a store with a URL
+safe_text        texts without secrets
+units            bytes, counts, rates, durations as text
+hardware         data sheets of devices
+version          the version
 """
 
 from typing import TYPE_CHECKING, Any, Final

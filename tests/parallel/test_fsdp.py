@@ -6,11 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import BLOCKS, MODEL, Operators, assert_equal, batch, each, gradients, make_program
 from windlass.parallel.fsdp import fsdp_units
+from windlass.plan.memory import gathered_units
 
 UNITS = BLOCKS + 1
 LAYOUTS = {
@@ -206,6 +208,36 @@ def test_prefetch_gathers_so_many_units_ahead(ranks):
     assert [[order.replace("r ", "").replace(" r", "") for order in orders] for orders in found] == (
         [list(ORDERS.values())] * 2
     )
+
+
+def gathered(prefetch):
+    """Parameters that are gathered in each block's forward and backward under ZeRO-3, in units of blocks: whole ones, those under
+    way, and the message that torch still keeps of the last one."""
+    program = make_program(2, 3, 1, 2, prefetch=prefetch, model=MODEL | {"num_hidden_layers": 6})
+    program.run([batch()], torch.tensor(16.0))
+    states = [fully_shard.state(unit) for unit in fsdp_units(program.model)]
+    groups = [group for state in states for group in (state._fsdp_param_group,) if group is not None]
+    found = {"forward": [], "backward": []}
+
+    def note(passing):
+        def hook(*_):
+            whole = sum(group._sharded_state.name == "UNSHARDED" for group in groups) - 1  # without the ends' unit
+            under_way = sum(group._all_gather_result is not None for group in groups)
+            found[passing].append(whole + under_way + (states[0]._comm_ctx.all_gather_state is not None))
+
+        return hook
+
+    for block in program.model.blocks:
+        block.mlp.register_forward_pre_hook(note("forward"))
+        block.mlp.register_full_backward_pre_hook(note("backward"))
+    program.run([batch()], torch.tensor(16.0))
+    return {passing: max(counts) for passing, counts in found.items()}
+
+
+def test_as_many_units_are_gathered_at_once_as_the_planner_counts(ranks):
+    for found in ranks.run(2, each, *(partial(gathered, ahead) for ahead in range(4))):
+        assert [one["forward"] for one in found] == [gathered_units(ahead) for ahead in range(4)] == [2, 3, 4, 5]
+        assert [one["backward"] for one in found] == [2, 2, 3, 4], "torch is one ahead by itself, and keeps no message"
 
 
 UNTIED_ORDERS = {

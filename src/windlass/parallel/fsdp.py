@@ -24,8 +24,9 @@ ZeRO-1 sends what DDP sends, (b + r) P (S-1)/S however many micro-batches, and k
 it; with one micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in fewer, larger messages, k blocks
 gathered at once.
 
-`prefetch` n: while a unit computes, the gathers of the next n are under way: 1 + n units gathered, ZeRO-3. Without it torch
-issues the next forward gather when the host reaches that unit, and in backward is one unit ahead.
+`prefetch` n: while a unit computes, the gathers of the next n are under way. Without it torch issues the next forward gather when
+the host reaches that unit, and in backward is one unit ahead. In forward torch keeps the message that a unit was copied out of
+until the next has come, so ZeRO-3 holds 2 + n units of blocks: the one that computes, its message, and those under way.
 
 `offload`: the shards (parameters 4P/S, gradients 4P/S, states 8P/S) are in host memory, pinned where there is a GPU, and the
 optimizer steps there. The device keeps the gathered units and the activations. The bus carries 4 n/S bytes up per gather of n

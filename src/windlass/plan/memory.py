@@ -6,8 +6,8 @@ Standing, from the first update on, per parameter of this rank (n of them, w byt
     copies       c n beside masters (16 bits on one rank, precision/masters.py): what products read
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
-    gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the ends and two units, and a unit's whole
-                 gradient; zero 1 also the whole gradients
+    gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the ends and `gathered_units` of blocks, and a
+                 unit's whole gradient; zero 1 also the whole gradients
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
 
@@ -45,6 +45,12 @@ from windlass.precision.config import PrecisionConfig
 SIZES: Final[Mapping[str, int]] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 COUNTER: Final = 4  # bytes of AdamW's step, one per tensor
 STATISTIC: Final = 4  # bytes of a row's norm or of a query's softmax, in fp32
+
+
+def gathered_units(prefetch: int) -> int:
+    """Units of blocks whose gathered parameters exist at once under ZeRO-3, in forward, which has the most: the one that
+    computes, the message that it was copied out of, and those under way (parallel/fsdp.py)."""
+    return 2 + prefetch
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,7 @@ class RankMemory:
         blocks = whole - edges
         reduced = SIZES[self.precision.reduced] / self._computed * min(1, gradients)
         if self.parallel.zero_stage == 3:
-            units = int(blocks * min(1.0, share) * (2 + self.parallel.prefetch + reduced))
+            units = int(blocks * min(1.0, share) * (gathered_units(self.parallel.prefetch) + reduced))
             return units + int(edges + edge * reduced)
         unit = max(blocks * share, edge)
         return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
