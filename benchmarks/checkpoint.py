@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoint.py [--mib 256] [--pairs 15] [--ranks 2] [--directory DIR]
 
-Hashing: the same save with the hash and with a stand-in that returns a constant, in interleaved pairs (the order alternates),
+Hashing: the same save with the hash and with a replacement that returns a constant, in interleaved pairs (the order alternates),
 so that a disk that slows down weighs on both; pairs during which other processes took a fifth of a core are thrown away and
 counted. Shown as the median of the pairs' relative differences with their quartiles, beside what the hash would add if it did not
 overlap the write. The time is from the first exchange to the commit, on the rank that takes longest, with the files on disk

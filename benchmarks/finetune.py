@@ -2,7 +2,7 @@
 
     python benchmarks/finetune.py
 
-Every recipe is trained for 3 steps as its tiny proxy: its adapter, layout and precision as they stand, on a Qwen3 of 0.2 million
+Every recipe is trained for 3 steps as its tiny proxy: its adapter, layout and precision as they are, on a Qwen3 of 0.2 million
 parameters with random weights, on conversations that this script makes. technique_meter counts in every rank, on gloo ranks of
 this machine: counts follow from shapes, and no time is measured. The last loss shows what the layouts of one adapter share.
 

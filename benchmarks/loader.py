@@ -4,7 +4,7 @@
 
 Counted is the CPU time of the process, all threads, from the opening of the loader to its end: index, hashing every
 shard, the order, mapping, the conversion to int64, the queue. A little more than one epoch is read, so an epoch's
-border lies inside. Shards are in the page cache, as they are written just before; ids are random, since nothing here
+border is inside. Shards are in the page cache, as they are written just before; ids are random, since nothing here
 depends on them. Batches of 16,384 tokens. Wanted: at least 5 Mtok per CPU second at sequence 256 and 30 at 2048; less
 ends with exit code 1. Results are written to benchmarks/results/loader.json.
 """

@@ -4,7 +4,7 @@
 
 Each contender runs in a process of its own (contenders.py); meters/counting.py says how they are counted.
 
-    bare         batches lie ready in a list; forward, backward, clip_grad_norm_, optimizer, LambdaLR, zero_grad
+    bare         batches are ready in a list; forward, backward, clip_grad_norm_, optimizer, LambdaLR, zero_grad
     bare+loader  the same with torch's DataLoader, as the next but ours have it
     windlass     `windlass.training.loop.train` on a recipe, as a user starts it
     accelerate   the same loop through Accelerate
@@ -54,7 +54,7 @@ RANKS = 2
 LAYERS_OVER_RANKS = (2, 12)
 OVER_RANKS_KEY = "bf16 by FSDP2"
 ALIKE = {"bare": 1e-5, BARE_OVER_RANKS: 1e-2}  # validation losses; bf16 has 8 bits, and 55 updates follow each other
-EXPLAINED = ("windlass", "accelerate", "trainer")  # whose functions and operations stand in the results by name
+EXPLAINED = ("windlass", "accelerate", "trainer")  # whose functions and operations are in the results by name
 KEPT = 40  # the largest differences; the rest are small
 LOG_NEVER = 1000  # more steps than a contender makes; the first and the last are logged all the same
 

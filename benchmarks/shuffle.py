@@ -15,7 +15,7 @@ order: the corpus is sorted by source, the worst case of an order that mixes few
                                   (batch - 1) / (samples - 1)
     shards_per_host               that the first of HOSTS hosts reads, each an equal slice of a global batch
 
-Orders: `global`, one random permutation of all samples; `none`, the corpus as it lies; `plain`, what windlass does without lanes;
+Orders: `global`, one random permutation of all samples; `none`, the corpus as written; `plain`, what windlass does without lanes;
 `lanes`. With H lanes a batch mixes `window` shards of each, so there are plain orders whose window is H times that, too.
 
 train: an English text, meetings and Python's standard library, the same number of characters of each, one behind the other. A

@@ -3,7 +3,7 @@
     python benchmarks/techniques.py [--only ddp fsdp ...]
 
 Each page's recipe (docs/techniques/*.yaml) is trained for 3 steps on gloo ranks of this machine by the job that `windlass train`
-runs, as it stands and with the changes of ROWS, and technique_meter counts in every rank. A model of 1.6 million parameters
+runs, as it is and with the changes of ROWS, and technique_meter counts in every rank. A model of 1.6 million parameters
 is enough: counts are exact at any size, and the formulas of parallel/ that they are held against scale. They do not depend on how
 fast or loaded the machine is; no time is measured, and none could be here (two cores show neither overlap nor bubbles).
 

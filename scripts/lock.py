@@ -6,7 +6,7 @@ the editable install need, transitively, on the machine that wrote it. torch's C
 which pip adds where it is used.
 
 `check` asks pip, for each Python we support, to resolve every line to a wheel, without installing anything. An index
-that serves torch for one Python only cannot answer for the others; torch is then left out there, and that is said.
+that serves torch for one Python only cannot answer for the others; torch is then left out there, and a line says so.
 """
 
 import importlib.metadata

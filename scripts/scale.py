@@ -256,7 +256,7 @@ def sockets(server_port: int) -> tuple[int, int]:
             continue  # the listing's own
     own = {link[8:-1] for link in links if link.startswith("socket:[")}
     lines = [line for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]]
-    # By inode: the kernel's table is no snapshot, and a socket can stand in it twice where others come and go.
+    # By inode: the kernel's table is no snapshot, and a socket can be in it twice where others come and go.
     ours = {fields[9]: fields[1] for line in lines if (fields := line.split())[9] in own}
     served = sum(address.endswith(f":{server_port:04X}") for address in ours.values())
     return len(ours) - served, served

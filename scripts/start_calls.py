@@ -56,7 +56,7 @@ def counted(directory: Path) -> Iterator[dict[str, Counter[str]]]:
 
 
 def recipe_of(folder: Path, num_shards: int, batch: int = 2, **data: Any) -> dict[str, Any]:
-    """Of a run of one step over about so many shards, with a global batch of `batch` samples."""
+    """Of a run of one step over about that number of shards, with a global batch of `batch` samples."""
     samples = SHARD_BYTES // (8 * (LENGTH + 1))
     text = folder / "text.txt"
     if not text.exists():

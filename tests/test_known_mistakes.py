@@ -50,7 +50,7 @@ def labels_shifted_twice(_ranks, directory):
     with torch.no_grad():
         mean = decoder(**batch) / (batch["targets"] != -100).sum()
         stored_BT = torch.from_numpy(ids).long()
-        logits_BTV = decoder(stored_BT)[:, :-1]  # what stands after position t is the target of position t, once
+        logits_BTV = decoder(stored_BT)[:, :-1]  # what is after position t is the target of position t, once
         expected = functional.cross_entropy(logits_BTV.flatten(0, 1), stored_BT[:, 1:].flatten())
     assert abs(mean - expected) < 1e-5
 

@@ -317,7 +317,7 @@ LAZY = {  # imports of ours inside a function
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_trackio"): "its package is an extra",
     ("windlass.checkpoint.keep", "windlass.checkpoint.staging"): "`windlass checkpoint list` loads no torch",
 }
-# names of files that two folders have; the folder tells them apart
+# names of files that two folders have; the folder says which is meant
 SAME_NAME = {
     "build",
     "cache",
@@ -553,7 +553,7 @@ def inside_and_public(room):
 
 @functools.cache
 def edges():
-    """Every import of ours: (importing module, line, imported module, whether it stands inside a function)."""
+    """Every import of ours: (importing module, line, imported module, whether it is inside a function)."""
     return list(_edges())
 
 
@@ -626,7 +626,7 @@ def test_nothing_of_ours_is_imported_inside_a_function():
     assert_none(sorted(lazy - set(LAZY)))
 
 
-def test_folders_are_small_and_names_are_told_apart():
+def test_folders_are_small_and_names_differ():
     folders = {}
     for path in source_files():
         folders.setdefault(path.parent, []).append(path.stem)
@@ -933,7 +933,7 @@ def test_the_other_rules_see_their_case():
     assert list(broad_excepts(ast.parse("try: ...\nexcept (ValueError, Exception): ..."))) == [2]
     assert list(broad_excepts(ast.parse("try: ...\nexcept: ..."))) == [2]
     assert list(broad_excepts(ast.parse("try: ...\nexcept OSError: ..."))) == []
-    assert list(broad_excepts(ast.parse("try: ...\nexcept BaseException:\n    tell()\n    raise"))) == []
+    assert list(broad_excepts(ast.parse("try: ...\nexcept BaseException:\n    call()\n    raise"))) == []
     one, other = ast.parse("def train(): ..."), ast.parse("def train(): ...\ndef _own(): ...")
     assert ambiguous_functions({"cli/x.py": one, "flyte/x.py": one, "training/x.py": other}, {"train"}) == []
     assert ambiguous_functions({"cli/x.py": one, "training/x.py": other}, set()) == [

@@ -1,7 +1,7 @@
 """What the GPU scripts share: cells in order of what they show, a budget of minutes, one results file that grows.
 
 A script is a list of cells. They run in their order while they fit the minutes; each is written as soon as it is measured
-(a draft that is renamed), so that a run that is cut off has lost one cell. A cell that stands in the file for this device,
+(a draft that is renamed), so that a run that is cut off has lost one cell. A cell that is in the file for this device,
 this torch and this code is skipped, whatever came out of it; `--again` repeats it. What a cell ran out of is a result too:
 
     measured       `result` holds the figures
@@ -50,7 +50,7 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement. `measure` gets the device and returns what stands in the file, as JSON."""
+    """One measurement. `measure` gets the device and returns what the file keeps, as JSON."""
 
     name: str
     estimate_s: float

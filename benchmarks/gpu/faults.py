@@ -72,7 +72,7 @@ def signalled(recipe: dict[str, Any], number: signal.Signals, left_with: int) ->
         for scratch in (one, other):
             write_made_up_text(Path(scratch) / "text.jsonl", 400, 300)
         train(recipe, Path(one))
-        truth = losses_of(events_of(Path(one) / "run"))
+        undisturbed = losses_of(events_of(Path(one) / "run"))
         run, process = Path(other) / "run", start(recipe, Path(other))
         signal_when(process, run, is_time, number)
         ended(process, left_with)
@@ -81,15 +81,15 @@ def signalled(recipe: dict[str, Any], number: signal.Signals, left_with: int) ->
         events = events_of(run)
     (resumed,) = (event["step"] for event in events if event["kind"] == "resume")
     found = losses_of(events)
-    if found != truth:
-        apart = [step for step in truth if found.get(step) != truth[step]]
-        raise RuntimeError(f"{len(apart)} of {len(truth)} losses differ, first at step {apart[0]}")
+    if found != undisturbed:
+        apart = [step for step in undisturbed if found.get(step) != undisturbed[step]]
+        raise RuntimeError(f"{len(apart)} of {len(undisturbed)} losses differ, first at step {apart[0]}")
     return {
         "left_with": left_with,
         "last_step_before": max(before),
         "went_on_from": resumed,
         "equal_losses": len(found),
-        "first_and_last_loss": [truth[min(truth)], truth[max(truth)]],
+        "first_and_last_loss": [undisturbed[min(undisturbed)], undisturbed[max(undisturbed)]],
     }
 
 

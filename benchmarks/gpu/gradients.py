@@ -75,12 +75,14 @@ def _cell(model: str, form: str, setup: Setup) -> Cell:
     def measure(device: torch.device) -> dict[str, Any]:
         with mock.patch.object(step, "TINY_MODEL", MODELS[model]), one_rank(device):
             with mock.patch.object(moe, "is_grouped", lambda *_sizes: False):
-                true_loss, truth = first_step(replace(setup, policy="fp32", compile=False, recompute="none"), device)
+                true_loss, reference = first_step(
+                    replace(setup, policy="fp32", compile=False, recompute="none"), device
+                )
             with same_bits(form == DETERMINISTIC):
                 before = compiled_files()
                 loss, found = first_step(setup, device)
                 _, again = first_step(setup, device)
-        off = {name: distance(found[name], one) for name, one in truth.items()}
+        off = {name: distance(found[name], one) for name, one in reference.items()}
         worst = max(off, key=lambda name: off[name])
         return {
             "loss": round(loss - true_loss, 6),
@@ -104,8 +106,8 @@ def first_step(setup: Setup, device: torch.device) -> tuple[float, dict[str, tor
     return float(loss), {one.name: one.tensor.grad.float() for one in records if one.tensor.grad is not None}
 
 
-def distance(one: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((one.double() - truth.double()).norm() / truth.double().norm().clamp_min(1e-30))
+def distance(one: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((one.double() - reference.double()).norm() / reference.double().norm().clamp_min(1e-30))
 
 
 def show(book: Book) -> None:

@@ -126,7 +126,7 @@ def _head(name: str, shape: Shape, form: str, tiny: bool) -> Cell:
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
-    """Every rate in a result: where it stands -> TFLOP/s."""
+    """Every rate in a result: where it is found -> TFLOP/s."""
     found: dict[str, float] = {}
     for key, value in result.items():
         if key == "tflops":

@@ -6,7 +6,7 @@
 The first rung is the usual one: one sequence per step, eager, a dense attention mask, fp32 logits, AdamW by multi-tensor
 kernels, fp32 masters with bf16 compute. Each rung keeps what the rungs before it changed. From `recompute` on blocks are
 recomputed, because eight sequences do not fit with dense logits otherwise; the last two rungs take it back. A rung's
-micro-batch is the largest that fits, its tokens per step stay. Beside every rung stands what floor.py says it should do.
+micro-batch is the largest that fits, its tokens per step stay. Every rung has beside it what floor.py expects of it.
 
 Shown per rung: tokens/s, MFU by causal and by full attention (PaLM), peak memory, the floor's tokens/s and how far off it is.
 Measured first: the last rung and the first, since they say most; then the others.

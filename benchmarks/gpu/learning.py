@@ -22,9 +22,9 @@ from cells import Cell, run_script, sources_of
 from command import events_of, losses_of, train
 from step import TINY_MODEL
 
-TRUTH: Final = "fp32"
+REFERENCE: Final = "fp32"
 PRECISIONS: Final[dict[str, dict[str, Any]]] = {
-    TRUTH: {"policy": "fp32"},
+    REFERENCE: {"policy": "fp32"},
     "bf16": {"policy": "bf16"},
     "bf16, another seed": {"policy": "bf16"},
     "bf16, states in bf16": {"policy": "bf16", "states": "bf16"},
@@ -38,7 +38,7 @@ LARGEST: Final = 200_000  # bytes of a file; larger ones are tables and generate
 
 
 def make_cells(tiny: bool) -> list[Cell]:
-    chosen = (TRUTH, "bf16", "fp8 tensorwise") if tiny else PRECISIONS
+    chosen = (REFERENCE, "bf16", "fp8 tensorwise") if tiny else PRECISIONS
     return [_cell(name, recipe_of(name, tiny), 200_000 if tiny else BYTES) for name in chosen]
 
 
@@ -102,11 +102,11 @@ def write_source_files(path: Path, packages: Path, size: int) -> int:
 
 def show(book: Book) -> None:
     rows = {name: row["result"] for name, row in book.rows().items() if row["status"] == "measured"}
-    truth, lines = rows.get(TRUTH), []
+    reference, lines = rows.get(REFERENCE), []
     for name in PRECISIONS:
         if name in rows:
             one = rows[name]
-            off = [one[key] - truth[key] if truth else None for key in ("training", "validation")]
+            off = [one[key] - reference[key] if reference else None for key in ("training", "validation")]
             lines.append([name, one["training"], off[0], one["validation"], off[1]])
     title = f"{STEPS} steps of GPT-2 124M on {book.run['device']}, torch {book.run['torch']}: nats per token"
     print_table(title, ("precision", "training", "less fp32", "validation", "less fp32"), lines)

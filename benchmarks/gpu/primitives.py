@@ -109,7 +109,7 @@ def measure_products(shape: Shape, rows: int, dtype: str, timer: Timer) -> dict[
     """All products of one layer, forward and the two of backward, with what a layer takes with separate and fused ones.
 
     forward [M, K] @ [N, K]^T;  input gradient [M, N] @ [K, N]^T;  weight gradient [N, M] @ [K, M]^T. In bf16 the operands of
-    backward lie as autograd finds them (transposed views); fp8 products need copies in that order, which training makes.
+    backward are as autograd finds them (transposed views); fp8 products need copies in that order, which training makes.
     """
     found: dict[str, Any] = {}
     for name, (n, k) in shape.products().items():

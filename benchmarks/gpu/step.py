@@ -1,6 +1,6 @@
 """A training step on one GPU, timed: windlass's own program, optimizer, clip and schedule on synthetic tokens.
 
-It is the loop of training/loop without what stands around it (data, checkpoints, reports): the same calls in the same order. Two
+It is the loop of training/loop without what is around it (data, checkpoints, reports): the same calls in the same order. Two
 things that are not windlass's can be put in, so that the ladder begins where people begin: variants.py.
 
 Weights are normal numbers drawn on the device, since zeros draw less power; tokens are uniform over the vocabulary. The
@@ -277,7 +277,7 @@ def _recorded() -> torch.cuda.Event:
 
 @torch.no_grad()
 def fill(named: dict[str, Tensor]) -> None:
-    """Norms 1, biases 0, matrices N(0, 0.02), drawn where they lie; in NF4 any codes, of about that size."""
+    """Norms 1, biases 0, matrices N(0, 0.02), drawn in place; in NF4 any codes, of about that size."""
     generator: torch.Generator | None = None
     for name, parameter in named.items():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -85,7 +85,7 @@ def kernels_of(call: Callable[[], object], device: torch.device) -> list[dict[st
 
 
 class Sensors:
-    """Clock, power and temperature of the GPU over a `with`, as nvidia-smi tells them; nothing where there is none."""
+    """Clock, power and temperature of the GPU over a `with`, as nvidia-smi reports them; nothing where there is none."""
 
     COMMAND = (
         "nvidia-smi",

@@ -186,7 +186,7 @@ class Meter:
         return metered
 
     def _look(self) -> None:
-        """What stands now; the most is kept."""
+        """What is held now; the most is kept."""
         if not (self._is_counting and torch.is_grad_enabled()):
             return
         self._alive = {key: weak for key, weak in self._alive.items() if not weak.expired()}

@@ -1,4 +1,4 @@
-"""The script of ground truth: its cells, a trial of some, and the marks of what cannot be."""
+"""The script of this GPU's rates: its cells, a trial of some, and the marks of what cannot be."""
 
 import json
 

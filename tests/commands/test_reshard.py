@@ -173,7 +173,7 @@ def files_read(source, tree, world, parallel):
 @pytest.mark.parametrize(
     ("layout", "shared"),
     [
-        ("tp2 x shard2", [0, 0, 0, 2]),  # what tensor ranks hold whole (norms) lies with the first of them
+        ("tp2 x shard2", [0, 0, 0, 2]),  # what tensor ranks hold whole (norms) is with the first of them
         pytest.param("pp2 x shard2", [0, 0, 2, 2], marks=pytest.mark.long),
         pytest.param("zero3 x4", [0, 0, 0, 0], marks=pytest.mark.long),
     ],
@@ -186,7 +186,7 @@ def test_each_rank_then_reads_its_own_file(trained, ranks, tmp_path, layout, sha
     for rank, read in enumerate(ranks.run(world, files_read, made, tree, world, parallel)):
         assert read <= {
             f"rank-{one:05d}.bin" for one in (rank, shared[rank], 0)
-        }  # 0-dim counters lie with the first rank
+        }  # 0-dim counters are with the first rank
         assert f"rank-{rank:05d}.bin" in read
 
 

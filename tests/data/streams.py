@@ -11,7 +11,7 @@ from windlass.data.stream.open_stream import open_stream
 
 
 class Mixed(NamedTuple):
-    """Sources of so many shards in shares by `weights`, at first."""
+    """Sources of that many shards in shares by `weights`, at first."""
 
     source_shards: list[int]
     weights: list[float]

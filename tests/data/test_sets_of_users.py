@@ -43,7 +43,7 @@ def guanaco(draw):
     return [f"### Human: {sentence(draw)}### Assistant: {sentence(draw)}" for _ in range(300)]
 
 
-TEXTS = {  # name -> (texts, how they lie in a file, more of the source)
+TEXTS = {  # name -> (texts, how a file holds them, more of the source)
     "wikitext": (wikitext, "txt", {}),
     "c4": (pages, "jsonl", {}),
     "guanaco": (guanaco, "jsonl", {}),

@@ -67,11 +67,12 @@ def test_a_name_of_a_file_is_seen_where_it_is_one():
 
 
 def test_docstrings_and_messages_use_the_words_of_the_field():
-    source = ROOT / "src" / "windlass"
+    folders = [ROOT / name for name in ("src", "benchmarks", "scripts", "tests")]
+    files = {path for folder in folders for ending in ("py", "j2", "js", "sh") for path in folder.rglob(f"*.{ending}")}
     found = []
-    for file in sorted(path for ending in ("py", "j2", "js") for path in source.rglob(f"*.{ending}")):
-        lines = file.read_text("utf-8").replace("def tell(", "").splitlines()  # Python's name, of files
-        where = file.relative_to(source)
+    for file in sorted(files - {Path(__file__)}):
+        text = re.sub(r"\btell\(|[Gg]round.truth", "", file.read_text("utf-8"))  # Python's name, of files; a script's
+        lines, where = text.splitlines(), file.relative_to(ROOT)
         found += [
             f"{where}:{at}: {word[0]}: {line}" for at, line in enumerate(lines, 1) if (word := COINED.search(line))
         ]

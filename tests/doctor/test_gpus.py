@@ -110,7 +110,7 @@ def test_a_t4_is_advised_fp16_and_an_older_card_fp32():
         (True, (12, 8), "13.0", "driver-too-old"),
         (True, (13, 0), "13.2", None),  # a driver runs all programs of its major version
         (True, (13, 0), "12.8", None),
-        (True, None, "13.0", None),  # that it is silent is said elsewhere
+        (True, None, "13.0", None),  # another check says that it is silent
     ],
 )
 def test_the_driver_runs_what_torch_was_built_for(has_device, cuda, torch_cuda, name):

@@ -312,7 +312,7 @@ def test_the_pool_is_whole_after_these(ranks):
 @pytest.mark.parametrize(
     "given", [{}, {"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}]
 )
-def test_the_allocator_grows_its_segments_unless_it_is_told_otherwise(given):
+def test_the_allocator_grows_its_segments_unless_the_user_says_otherwise(given):
     """Read back from torch, in a process whose allocator nobody has used."""
     program = (
         "import os, torch; from dataclasses import replace; from windlass.runtime import start_runtime\n"

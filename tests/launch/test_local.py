@@ -229,7 +229,7 @@ def test_what_an_error_quotes_from_a_file_cannot_drive_the_terminal(monkeypatch,
 @pytest.fixture
 def launched(tmp_path):
     """launch(*cases): the end of each, one after the other in a process of their own. A case says what the two workers do."""
-    package = tmp_path / "stand-in" / "windlass"
+    package = tmp_path / "replaced" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
     for name in (
@@ -261,7 +261,7 @@ def launched(tmp_path):
         temporary.mkdir(exist_ok=True)
         done = subprocess.run(
             [sys.executable, "-c", LAUNCHES, json.dumps(cases), json.dumps([restarts, stall_s] if trains else None)],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), "RUN": str(run), "TMPDIR": str(temporary)},
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "replaced"), "RUN": str(run), "TMPDIR": str(temporary)},
             capture_output=True,
             text=True,
             timeout=1800,

@@ -49,7 +49,7 @@ def test_the_rate_is_the_probability_in_every_sample_row_and_column(probability)
         ((0, 2), 4),
         ((0, 1), 4),
         (0, 5),
-    ):  # the largest of so many, in standard deviations
+    ):  # the largest of that number, in standard deviations
         means = mask.mean(dims)
         deviations = (means - 1 + probability).abs() / (spread / math.sqrt(mask.numel() / means.numel()))
         assert deviations.max() < worst + (1.5 if probability in (0.01, 0.9) else 0), dims

@@ -35,7 +35,7 @@ def test_attention_with_dropout_has_no_fused_kernel():
     assert name == "none fused: matrix products and softmax"
 
 
-def test_layers_with_a_window_are_told_apart_where_their_kernel_is_another(monkeypatch):
+def test_layers_with_a_window_are_named_where_their_kernel_is_another(monkeypatch):
     smollm3 = arch_of("smollm3", use_sliding_window=True, sliding_window=4)
     mixed = dataclasses.replace(smollm3, window_layers=(0,))
     shape = {"rows": 2, "length": 17, "dtype": torch.float32, "device": CPU}

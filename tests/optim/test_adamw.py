@@ -153,7 +153,7 @@ def bad_on_one_rank(world, spoiled, parallel):
     states, is_bad = [], not any(program.mesh.coordinate.values())
     for spoil in (False, True, False):
         program.run([batch(0), batch(1)], torch.tensor(32.0))
-        if spoil and is_bad:  # one element of a tensor that is cut, or lies on one stage alone
+        if spoil and is_bad:  # one element of a tensor that is cut, or is on one stage alone
             gradient = next(one.tensor.grad for one in program.records() if spoiled in one.name)
             (gradient.to_local() if hasattr(gradient, "to_local") else gradient).view(-1)[0] = float("inf")
         optimizer.step(gradient_norm(program.records(), program.mesh.parts))

@@ -9,7 +9,7 @@ from windlass.optim.schedule import learning_rate
 
 HALF = 2**-0.5  # cos(pi/4)
 
-# 12 steps, 4 of them warm-up: the 8 after it lie at p = 1/8 ... 1
+# 12 steps, 4 of them warm-up: the 8 after it are at p = 1/8 ... 1
 TABLES = {
     "cosine to 0": (
         dict(learning_rate=2.0, warmup_steps=4, floor=0.0),

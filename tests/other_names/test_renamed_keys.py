@@ -86,7 +86,7 @@ WRONG_KEYS = {  # as people write them -> what the answer says
 
 
 def answers_to(overrides, tree=TREE):
-    """The key of each refused override -> what is said of it."""
+    """The key of each refused override -> its message."""
     tree = copy.deepcopy(tree)
     for override in overrides:
         apply_override(tree, override)

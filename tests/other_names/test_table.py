@@ -28,7 +28,7 @@ STRATEGIES = {
 
 
 def refused_layout(given, section="parallel"):
-    """What is said of `given`; the settings it names are put in, and must be a config that is taken."""
+    """The message about `given`; the settings it names are put in, and must be a config that is taken."""
     with pytest.raises(UserError) as caught:
         check_recipe(TREE | {section: given})
     tree = {"parallel": {}}
@@ -180,7 +180,7 @@ def test_a_switch_for_fp8_is_answered_by_its_value(given, change):
 
 
 def refused_precision(recipe):
-    """What is said of a recipe with that much in it; the settings it names must be taken."""
+    """The message about a recipe with that much in it; the settings it names must be taken."""
     with pytest.raises(UserError) as caught:
         check_recipe(TREE | recipe)
     for key, value in re.findall(r"precision\.(\w+)=([\w-]+)", caught.value.change):
@@ -312,7 +312,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
     ids=str,
 )
 def test_finetuning_by_other_tools_names(given, ours):
-    """What is said names settings that a recipe takes."""
+    """The message names settings that a recipe takes."""
     ((path, error),) = other_names(given, tuple(POLICIES))
     assert f"use {ours}" in error.change or ours in error.change, error.change
     assert path and "another tool's name" in error.rule

@@ -248,7 +248,7 @@ def test_blocks_keep_what_was_counted(ranks, family, policy, world, zero):
         if name in (
             "none",
             "full",
-        ):  # what selective keeps lies in a table of checkpoint's, where autograd's hook sees nothing
+        ):  # what selective keeps is in a table of checkpoint's, where autograd's hook sees nothing
             assert saved == alive, name
 
 

@@ -253,7 +253,7 @@ def test_the_gradient_of_an_untied_head_leaves_before_any_block_computes_its_own
 
 
 def offloaded(offload):
-    """On a device that is not the host ("meta" stands for one): where the parameters are, and the policy of every unit."""
+    """On a device that is not the host ("meta" here): where the parameters are, and the policy of every unit."""
     from unittest import mock
 
     from windlass.model.config import ModelConfig

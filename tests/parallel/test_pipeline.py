@@ -78,7 +78,7 @@ def assert_messages(schedule, tied, results):
     borders = stages - (2 if schedule == "zbv" else 1)
     hidden = LENGTH * HIDDEN
     assert total(results, 0, "hidden") == [2 * MICRO * borders * hidden, 2 * MICRO * borders]
-    ends = tied and schedule != "zbv"  # in a V both ends lie on one rank
+    ends = tied and schedule != "zbv"  # in a V both ends are on one rank
     assert total(results, 0, "tie") == [2 * ROWS * HIDDEN * ends, 2 * ends]
     assert total(results, 0, "all_reduce") == [2, 2], "the loss, to all stages"
     elements = MICRO * borders * hidden + ROWS * HIDDEN * ends

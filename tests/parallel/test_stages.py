@@ -38,7 +38,7 @@ def test_every_parameter_is_on_one_rank_by_its_own_name(schedule, tied):
                     found[name] = tuple(parameter.shape)
         whole = {name: tuple(p.shape) for name, p in Decoder(arch).named_parameters()}
     mirror = {"lm_head.weight": whole["model.embed_tokens.weight"]} if tied else {}
-    assert found == whole | mirror, "a tied head has a second tensor, also where both ends lie on one rank"
+    assert found == whole | mirror, "a tied head has a second tensor, also where both ends are on one rank"
 
 
 @pytest.mark.parametrize("head", [0, 7, 55, 1000])

@@ -1,6 +1,6 @@
 """Plants a bug in the running process: a text of the source is exchanged for another.
 
-A patch is (file, text, instead): a text that stands in the file exactly once, inside of a function. The file is compiled with
+A patch is (file, text, instead): a text that is in the file exactly once, inside of a function. The file is compiled with
 `instead` in its place, and the live function gets the new code. Whoever has imported the function runs it, and undoing it is
 giving the old code back: no copy of the package, no new process, no import that could hide the bug.
 """

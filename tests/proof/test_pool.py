@@ -108,7 +108,7 @@ def test_a_failure_names_its_rank_and_cause_and_the_next_case_works(pool, kind, 
     if kind == "hang":
         assert "sleep_for_ever" in message, "the stack of the rank that hangs"
     else:
-        assert message.startswith("rank 1 of 2 failed"), "the cause stands first"
+        assert message.startswith("rank 1 of 2 failed"), "the cause comes first"
     assert [result[1] for result in pool.run(2, who, "again")] == [0, 1]
 
 
@@ -159,7 +159,7 @@ def kept():
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux tells them")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux lists them")
 def test_a_case_leaves_no_group_behind(pool):
     """Each would look for news every 10 ms, and a rank serves hundreds of cases."""
     first = pool.run(4, kept)

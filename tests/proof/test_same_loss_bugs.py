@@ -53,7 +53,7 @@ def test_the_comparison_turns_red(references, ranks, check, model, layout, names
 
 def test_every_bug_is_seen_by_a_cell_that_is_green_without_it():
     green = {str(cell) for cell in CELLS}
-    assert sum(map(len, TABLES)) == len(BUGS), "a name stands for one bug"
+    assert sum(map(len, TABLES)) == len(BUGS), "a name is one bug's"
     for name, bug in BUGS.items():
         assert bug.cells or bug.verify or bug.mistake, name
         for cell in bug.cells:

@@ -90,7 +90,7 @@ def test_unknown_figures_are_na_and_divergence_is_reported():
 
 
 def test_figures_of_other_digits_are_as_wide():
-    """Bars of the lines of a log stand below each other."""
+    """Bars of the lines of a log are below each other."""
     stream = io.StringIO()
     console = Console(stream, total_steps=100, device="process")
     rates = {"tokens_per_s": 14_000.0, "tokens_per_s_per_gpu": 14_000.0, "gradient_norm": 0.57, "mfu": None}

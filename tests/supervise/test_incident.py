@@ -1,4 +1,4 @@
-"""What is said about a rank that died or stalled, and what is written down."""
+"""The message about a rank that died or stalled, and what is written down."""
 
 import json
 

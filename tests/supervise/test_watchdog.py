@@ -124,7 +124,7 @@ class RankOfATest:
 
 
 def test_no_alarm_in_5000_loaded_steps_of_milliseconds_with_pauses_and_one_at_the_stall(tmp_path, monkeypatch):
-    """Two ranks whose phases take 1 to 9 times their milliseconds, on a host that stands for up to 40 s once in 200 steps. The
+    """Two ranks whose phases take 1 to 9 times their milliseconds, on a host that stops for up to 40 s once in 200 steps. The
     watchdog itself looks, once a second. Then rank 1 hangs, and rank 0 waits for it."""
     draw, now_s, looked_s, pauses = random.Random(7), 0.0, 0.0, 0
     ranks, clock = [RankOfATest(0), RankOfATest(1)], [0.0]

@@ -51,7 +51,7 @@ def test_the_card_names_run_step_loss_code_data_and_versions(run, tmp_path):
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["windlass", "qwen3", "pretrain"],
-    }, "no license, base model or data set is known, so none is said"
+    }, "no license, base model or data set is known, so none is named"
     checkpoint = Checkpoint.open(run / "checkpoints" / "step-00000010")
     record = json.loads(checkpoint.read("provenance.json"))
     assert f"`{checkpoint.manifest.run_id}`, step 10 of 10" in text

@@ -17,7 +17,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def write_talks(file, words):
-    """A conversation for each number, whose question has so many words."""
+    """A conversation for each number, whose question has that many words."""
     rows = [
         {"messages": [{"role": "user", "content": "rope " * count}, {"role": "assistant", "content": "yes"}]}
         for count in words

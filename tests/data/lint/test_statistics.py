@@ -51,7 +51,7 @@ def test_the_share_in_the_loss_is_that_of_the_labels(planted):
     assert found.counted == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_samples_tokens_are_told_apart_and_its_text_is_whole(planted):
+def test_a_samples_tokens_are_marked_and_its_text_is_whole(planted):
     def first_document(ids_NL, labels_NL):
         labels_NL[0, 1:4] = NOT_COUNTED
 

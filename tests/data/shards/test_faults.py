@@ -52,7 +52,7 @@ class Broken(io.FileIO):
 
 
 def broken(name, how_often=10**9):
-    """`open`, with a bad block in files of this name so many times."""
+    """`open`, with a bad block in files of this name that many times."""
     left = [how_often]
 
     def opened(path, mode="r", *rest, **settings):

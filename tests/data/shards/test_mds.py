@@ -1,4 +1,4 @@
-"""The shard format, byte by byte, and every way in which a shard can lie."""
+"""The shard format, byte by byte, and every way in which a shard can be wrong."""
 
 import gzip
 import itertools

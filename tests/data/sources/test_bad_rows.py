@@ -104,7 +104,7 @@ def test_one_bad_row_is_refused_in_its_own_words(tmp_path):
     error = refused(config_of(tmp_path), lines := [])
     assert error.given == f"{tmp_path}/a.jsonl:2 has nothing under `text`"
     assert error.change == "give one that holds text; or leave it out: `bad_rows: {at_most: 1}` of the source"
-    assert not any(line.startswith("bad row") for line in lines), "the error tells it"
+    assert not any(line.startswith("bad row") for line in lines), "the error says it"
 
 
 @pytest.mark.parametrize(("at_most", "is_enough"), [(0.15, True), (0.14, False), (7, True), (6, False)])

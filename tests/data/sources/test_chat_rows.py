@@ -1,4 +1,4 @@
-"""Rows of chat: every form of a conversation is one, and what is none is refused with its row.
+"""Rows of chat: every form of a conversation is one, and what is no conversation is refused with its row.
 
 Of messages and templates: any field may be written, any role may be dropped, and an answer may come before all else.
 """
@@ -343,7 +343,7 @@ TOOL = {"role": "tool", "content": '{"deg": 4}'}
     "left_out", [{"role": "developer", "content": "Speak French."}, TOOL, {"role": "tool", "content": "red"}]
 )
 def test_a_message_of_any_role_that_the_template_drops_is_named(planted, left_out):
-    """A tool's "red" stands in the answer by chance."""
+    """A tool's "red" is in the answer by chance."""
     messages = [MESSAGES[1], left_out, MESSAGES[2]]
     given = f"here: the chat template leaves out what the {left_out['role']} says: {left_out['content']!r}"
     for template in (KNOWN, MARKED.replace("messages %}", "messages if m.role in ('user', 'assistant') %}", 1)):
@@ -373,7 +373,7 @@ IN_LOOP = (  # as Zephyr: the cue is written behind the last message, so not at 
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% if loop.last and add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% endfor %}"
 )
-INSTEAD = PLAIN.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")  # as Phi-3: EOS where no cue stands
+INSTEAD = PLAIN.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")  # as Phi-3: EOS where there is no cue
 BETWEEN = (  # what parts two messages comes with the cue
     "{{ bos_token }}{% for m in messages %}{% if not loop.first %}\n\n{% endif %}{{ m.role | upper }}: {{ m.content }}<|im_end|>"
     "{% endfor %}{% if add_generation_prompt %}\n\nASSISTANT: {% endif %}"
@@ -396,7 +396,7 @@ BETWEEN = (  # what parts two messages comes with the cue
 )
 def test_a_conversation_may_begin_with_an_answer(planted, template, before, written):
     text, answers = learned(planted, template, MESSAGES[2:])
-    assert text.startswith(before + written), "what stands before the first answer"
+    assert text.startswith(before + written), "what is before the first answer"
     assert answers[0] == written and len(answers) < 4
     assert answers[1].lstrip().startswith(("Pull it in", "<think>"))
     assert "assistant" not in "".join(answers).lower() and BOS not in answers[0], "the cue is not learned"

@@ -185,7 +185,7 @@ def test_parquet_under_another_name_is_read(tmp_path):
     assert read(path=str(tmp_path), file_format="parquet") == ["one", "two"]
 
 
-def test_a_file_format_under_the_name_of_a_row_format_is_told_apart():
+def test_a_file_format_under_the_name_of_a_row_format_has_a_message_of_its_own():
     with pytest.raises(ValueError, match=r"`format: jsonl` says what a file is; .* write `file_format: jsonl`"):
         SourceConfig.model_validate({"path": "a", "format": "jsonl"})
     with pytest.raises(ValueError, match="`file_format: text` has no effect without `path`"):

@@ -151,7 +151,7 @@ def test_a_name_is_streamed_and_pinned_to_its_commit(served, tmp_path):
     assert read(tmp_path / "4", known=commit, hub="org/stories", split="test") == ["held out"]
 
 
-def test_a_preparation_keeps_its_commit_until_it_is_told_otherwise(served, tmp_path):
+def test_a_preparation_keeps_its_commit_until_the_recipe_says_otherwise(served, tmp_path):
     texts = [make_text(60, number) for number in range(60)]
     first = served.add("datasets/org/own", {"train.jsonl": "".join(json.dumps({"text": t}) + "\n" for t in texts)})
     config = data_config(tmp_path, sources=[{"hub": "org/own"}])

@@ -347,7 +347,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("end", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("row", "shape"), OTHERS)
-def test_rows_of_another_tool_without_rows_are_told_what_reads_them(tmp_path, row, shape, end):
+def test_rows_of_another_tool_without_rows_are_refused_with_what_reads_them(tmp_path, row, shape, end):
     if end == "jsonl":
         (tmp_path / "a.jsonl").write_text(json.dumps(row))
     else:
@@ -359,7 +359,7 @@ def test_rows_of_another_tool_without_rows_are_told_what_reads_them(tmp_path, ro
     assert len(read(path=str(tmp_path), format="chat", rows=asked)) == 1
 
 
-def test_rows_of_unknown_names_are_told_to_name_them(tmp_path):
+def test_rows_of_unknown_names_are_refused_with_a_way_to_name_them(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"q": "Why?", "a": "Wind."}))
     own = "{messages: ...}, or {prompt: ..., completion: ...}"
     change = f"name its keys in `rows` of the source, {own}; or use format: text"

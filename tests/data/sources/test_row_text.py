@@ -1,4 +1,4 @@
-"""A row's text: under a key or a nested one, and what is said where it is not there."""
+"""A row's text: under a key or a nested one, and the message where it is not there."""
 
 import json
 

@@ -212,7 +212,7 @@ SAYINGS = [
     "i",
     "an",
 ]
-"""What is said: short words that the marks of turns hold, too."""
+"""Texts: short words that the marks of turns hold, too."""
 GEMMA, STARTED = "<bos> <start_of_turn> <end_of_turn>", "<|startoftext|> <|im_start|> <|im_end|>"
 MARKED = {  # templates that mark answers -> their special tokens, and what they mark of the cue
     "cohere_training": (COHERE, ""),

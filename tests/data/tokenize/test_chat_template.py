@@ -373,7 +373,7 @@ def test_turns_are_no_copies_where_no_ends_are_stored(planted, tmp_path):
     template_of(planted, begins, eos_token=TURN)
     rows = chat_rows(60)
     for row in rows[1::2]:
-        row["messages"].insert(0, {"role": "user", "content": "tell me of the ropes and winds of old " * 9})
+        row["messages"].insert(0, {"role": "user", "content": "speak of the ropes and winds of old " * 9})
     for row in rows[3::4]:
         row["messages"][0]["content"] = row["messages"][0]["content"].upper()
     (validation := tmp_path / "validation.jsonl").write_text(

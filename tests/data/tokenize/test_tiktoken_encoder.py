@@ -1,4 +1,4 @@
-"""tiktoken gives the tokenizer's own ids, on special tokens in the text above all, or it is not used and that is said."""
+"""tiktoken gives the tokenizer's own ids, on special tokens in the text above all, or it is not used and a line says so."""
 
 import numpy as np
 import pytest

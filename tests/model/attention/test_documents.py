@@ -105,7 +105,7 @@ def test_narrower_dtypes(dtype, tolerance, window):
 
 
 def test_the_operator_keeps_torchs_rules_for_operators():
-    """Its stand-in for tracing, its strides and its gradient, with and without a window, by torch's own examination."""
+    """Its fake for tracing, its strides and its gradient, with and without a window, by torch's own examination."""
     for window in (None, 3):
         torch.library.opcheck(flash_by_document, (*random_heads(3), STARTS, window))
         q, k, v = random_heads(3)
@@ -164,7 +164,7 @@ def test_nothing_crosses_a_border_bit_for_bit(window):
 @pytest.mark.parametrize("takes_groups", [True, False])
 @pytest.mark.parametrize("offset", [0, 7])
 def test_what_the_kernel_for_gpus_is_asked(window, sees_back, takes_groups, offset):
-    """It runs on no CPU; a stand-in answers from what it is given, for torch versions with and without grouped heads."""
+    """It runs on no CPU; a replacement answers from what it is given, for torch versions with and without grouped heads."""
     q, k, v = random_heads(3)
     given = {}
 
@@ -176,7 +176,7 @@ def test_what_the_kernel_for_gpus_is_asked(window, sees_back, takes_groups, offs
         spans = [[slice(*pair) for pair in itertools.pairwise(bounds.tolist())] for bounds in (bounds_q, bounds_k)]
         for queries, keys in zip(*spans, strict=True):
             q, k, v = (x[at].transpose(0, 1)[None] for x, at in ((q_NHK, queries), (k_NGK, keys), (v_NGK, keys)))
-            if q.shape[2]:  # the last query lies over the last key
+            if q.shape[2]:  # the last query is over the last key
                 out_NHK[queries] = attend(q, k, v, AttentionLayout(k.shape[2] - q.shape[2], back))[0].transpose(0, 1)
         return out_NHK
 

@@ -85,7 +85,7 @@ def test_one_token_changes_its_own_document_and_nothing_else_bit_for_bit(family,
     ids, starts = batch(decoder.arch.vocab_size, 3, 17)[0], torch.tensor([[0, 4, 11]] * 3)
     before = decoder(ids, documents=starts)
     ids[1, 5] = (ids[1, 5] + 1) % decoder.arch.vocab_size
-    # a token that goes to another expert moves the rows of all that go there, and some CPUs round a row by where it lies
+    # a token that goes to another expert moves the rows of all that go there, and some CPUs round a row by its position
     rounding = 1e-5 if family in ("qwen3_moe", "mixtral") else 0.0
     changed = ((decoder(ids, documents=starts) - before).abs() > rounding).any(-1)
     reach = 6 if decoder.arch.window != 2 else 4  # three layers of a window of two

@@ -64,7 +64,7 @@ def test_token_ids_survive_the_way_out_and_in():
     }
 
 
-# config.json as published, sizes aside: the fields that stand there and in no class of transformers
+# config.json as published, sizes aside: the fields that are there and in no class of transformers
 PUBLISHED = [
     ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
     ("llama", {"pretraining_tp": 1, "mlp_bias": False, "rope_scaling": None, "rope_theta": 500000.0}),

@@ -68,5 +68,5 @@ def test_each_byte_is_read_once_per_host_and_memory_is_the_share_and_a_block(ran
     for rank in found:
         assert 0.9 * rank["share"] < rank["growth"] <= rank["share"] + piece + SLACK, "one tensor's share at a time"
     read = sum(rank["read"] for rank in found)
-    if read:  # else the directory lies in memory (tmpfs), where nothing is read
+    if read:  # else the directory is in memory (tmpfs), where nothing is read
         assert 0.9 * num_bytes <= read <= 1.05 * num_bytes

@@ -5,7 +5,7 @@ from tests.proof.bugs.bug import Bug
 TENSOR, NF4, LINEAR, BUILD = "parallel/tensor.py", "model/lora/nf4.py", "model/lora/linear.py", "parallel/build.py"
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 ADAPTERS = {
     "A's gradients left apart": Bug(
         "every tensor rank holds A of a matrix cut by rows, and sees its own part of the outputs: the parts are not summed",

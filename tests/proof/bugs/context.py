@@ -7,7 +7,7 @@ CUT, DROPOUT, PACKING, MESH = "parallel/context.py", "model/dropout.py", "data/p
 CONTEXT2, TP2 = ("parallel.context=2", "parallel.shard=1"), ("parallel.tp=2", "parallel.shard=1", "data.isolate=true")
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 CONTEXT_BUGS = {
     "positions of context ranks begin at 0": Bug(
         "Megatron-LM #7452, #1464: rotary positions of a rank's slices",
@@ -16,7 +16,7 @@ CONTEXT_BUGS = {
         ("exact: qwen3 tied: context2 allgather", "exact: gpt2 tied heads4: context2 ulysses"),
         Seen(CONTEXT2, "residual stream", "layer 0 (model.layers.0)"),
     ),
-    "positions as they stand in memory": Bug(
+    "positions as they are in memory": Bug(
         "a rank's tokens are taken for neighbours: rank 0's are the first S, rank 1's the next",
         ((DECODER, "            positions = context.zigzag.take(positions)\n",
           "            positions = positions.chunk(context.ranks, -1)[context.rank]\n"),),

@@ -6,7 +6,7 @@ DDP, CLIP, PROGRAM, MESH = "parallel/ddp.py", "optim/clip.py", "parallel/program
 FSDP, ADAMW, GROUPS, MUON = "parallel/fsdp.py", "optim/adamw.py", "optim/groups.py", "optim/muon.py"
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 DATA_PARALLEL = {
     "mean of means": Bug(
         "LLaMA-Factory, axolotl: every rank divides by its own count; the mean over ranks follows",

@@ -8,7 +8,7 @@ EXPERT2, TP2 = ("parallel.expert=2", "parallel.shard=2"), ("parallel.tp=2", "par
 DEALT = ("exact: qwen3_moe: expert2 shard2",)
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 EXPERTS = {
     "a router's loss averaged over ranks": Bug(
         "the auxiliary loss is divided by the data ranks",

@@ -5,7 +5,7 @@ from tests.proof.bugs.bug import Bug
 FLOPS, SCHEDULE = "model/flops.py", "optim/schedule.py"
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 MISTAKES = {
     "labels shifted twice": Bug(
         "learned the token after next",

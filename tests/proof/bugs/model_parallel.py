@@ -7,7 +7,7 @@ CUT, DDP, DECODER = "parallel/cut.py", "parallel/ddp.py", "model/transformer.py"
 TP2, PP2 = ("parallel.tp=2", "parallel.shard=1"), ("parallel.pp=2", "parallel.shard=1")
 
 # fmt: off
-# ruff: noqa: E501  texts of the source as they stand in it
+# ruff: noqa: E501  texts of the source, whole lines of it
 MODEL_PARALLEL = {
     "shared gradients left apart": Bug(
         "torchtitan #1750 and Megatron-LM #673: norms see a part of the sequence and are not summed over tp",
@@ -168,7 +168,7 @@ MODEL_PARALLEL = {
         Seen(PP2, "gradients", "model.embed_tokens.weight"),
     ),
     "the padding token sought at rank 0's positions": Bug(
-        "a reviewer: every tensor rank looks for padding where the first one's part of the sequence lies",
+        "a reviewer: every tensor rank looks for padding where the first one's part of the sequence is",
         ((DECODER, "(ids_BT[:, here] == self.arch.pad_row)", "(ids_BT[:, : hidden_BTD.shape[1]] == self.arch.pad_row)"),),
         ("exact: qwen3 tied pad: tp2 micro8",),
         Seen((*TP2, "run.micro_batch=1"), "gradients", "model.embed_tokens.weight", "padded"),

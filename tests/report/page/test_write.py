@@ -249,7 +249,7 @@ def test_a_comparison_has_all_runs_and_the_settings_that_differ(run, long_run, t
     assert [kind for kind, _ in Page(text).scripts] == ["application/json", None]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+def test_runs_of_one_name_are_named_by_their_paths(tmp_path):
     for name in ("a/run", "b/run"):
         EventLog(tmp_path / name / "events.jsonl").write("start", 0, {})
     assert run_names([open_run(tmp_path / name) for name in ("a/run", "b/run")]) == ["a/run", "b/run"]

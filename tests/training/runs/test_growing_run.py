@@ -204,7 +204,7 @@ def preparer_of(launcher):
 
 
 def wait_for_lines(process, events, more):
-    """Until the run has written so many lines more, at most a minute and a half -> its exit code, if it has ended."""
+    """Until the run has written `more` further lines, at most a minute and a half -> its exit code, if it has ended."""
     count = lambda: len(events.read_bytes().splitlines()) if events.exists() else 0  # noqa: E731
     wanted, end_s = count() + more, time.monotonic() + 90.0
     while process.poll() is None and count() < wanted and time.monotonic() < end_s:

@@ -1,4 +1,4 @@
-"""What is said where a device runs out of memory: who holds it, and what each change frees."""
+"""The message where a device runs out of memory: who holds it, and what each change frees."""
 
 import os
 import re

@@ -67,7 +67,7 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
 
 
 def differ(config, change):
-    """On a rank: what is said where rank 1 has another recipe."""
+    """On a rank: the message where rank 1 has another recipe."""
     runtime = start_runtime()
     mine = config if runtime.rank == 0 else check_recipe(config.kept() | change)
     try:

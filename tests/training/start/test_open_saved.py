@@ -116,7 +116,7 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(run, exported, tmp_pat
         assert stated.endswith(f"{name} {value}") or "parameters" in stated, line
 
 
-def test_a_step_that_was_saved_and_deleted_is_told_from_one_that_never_was(run, tmp_path):
+def test_a_step_that_was_saved_and_deleted_is_no_step_that_never_was(run, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(copied / "checkpoints" / "step-00000003")
     with pytest.raises(UserError) as caught:

@@ -99,7 +99,7 @@ def test_prepare_fetches_all_that_a_run_without_a_network_needs(run, tmp_path, p
     out = run(*settings, command="prepare")
     assert f"model.from org/tiny: commit {run.commit} in {cache}" in out
     fetched_once(run)
-    assert not (tmp_path / "home" / "hub").exists(), "all of it lies in hub.cache"
+    assert not (tmp_path / "home" / "hub").exists(), "all of it is in hub.cache"
     run.hub.stop()
     shutil.rmtree(corpus)  # another machine: no network, no home, no sources
     out = run(*settings, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "other"))
