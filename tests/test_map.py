@@ -253,7 +253,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "stopping", "owned_part", "open_files"),
-    "report": ("config", "events", "metrics", "console"),
+    "report": ("config", "events", "metrics", "recorded_run", "console"),
     "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),
     "training": (
