@@ -88,8 +88,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "checkpoint", "report", "hub",
     ),
     "training.parts": (
-        "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "model.lora",
-        "precision", "parallel", "optim", "report", "report.sinks", "plan", "training.start",
+        "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "precision",
+        "parallel", "optim", "report", "report.sinks", "plan", "training.start",
     ),
     "training.sizing": ("", "model", "model.lora", "parallel", "optim", "plan", "training.start", "training.parts"),
     "commands": (
