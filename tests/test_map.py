@@ -178,7 +178,16 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "compression",
     ),
     "data.tokens": ("token_files", "documents", "token_parts"),
-    "data.stream": ("open_stream", "batch_source", "config", "mixture_shares", "loader", "ledger", "evaluation_set"),
+    "data.stream": (
+        "open_stream",
+        "open_order",
+        "batch_source",
+        "config",
+        "mixture_shares",
+        "loader",
+        "ledger",
+        "evaluation_set",
+    ),
     "data.tokenize": (
         "tokenizer",
         "tiktoken_encoder",
