@@ -36,7 +36,7 @@ from windlass.data.batch_fields import Batch
 from windlass.model.config import ModelConfig
 from windlass.model.families.family_table import FAMILIES
 from windlass.model.init import initialise
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
@@ -105,7 +105,7 @@ def count(family: str, policy: str, is_isolated: bool) -> dict[str, int]:
         torch, "compile", functools.partial(torch.compile, backend="eager")
     ):  # traces, makes no kernels
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
-        program = build_program(architecture, config, precision, mesh, torch.device("cpu"), fill)
+        program = build_program(architecture, Parallelism(config, precision, mesh, torch.device("cpu")), fill)
         for step in range(len(BORDERS)):
             batches = batches_of(step, is_isolated)
             program.run(batches, torch.tensor(2.0 * ROWS * LENGTH))

@@ -93,7 +93,7 @@ def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
     with mock.patch.object(build, "has_masters", chosen):
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
-        program = build.build_program(architecture, config, precision, mesh, device, fill)
+        program = build.build_program(architecture, build.Parallelism(config, precision, mesh, device), fill)
     return program, make_optimizer(program.records(), OptimConfig(), storage=Storage(gradients=precision.gradients))
 
 

@@ -46,7 +46,7 @@ from windlass.data.stream.order import Order
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Program
@@ -98,7 +98,7 @@ def fake_program(world: int, kind: str, layers: int = 1, model: dict[str, Any] =
     mesh = make_mesh(config.layout(world), "cpu")
     mesh_s = time.process_time() - start_s
     architecture, precision = architecture_of(model, layers), precision_of(PrecisionConfig(policy="bf16"))
-    program = build_program(architecture, config, precision, mesh, torch.device("meta"), nothing)
+    program = build_program(architecture, Parallelism(config, precision, mesh, torch.device("meta")), nothing)
     seconds = time.process_time() - start_s
     return program, {"mesh_s": round(mesh_s, 3), "build_s": round(seconds - mesh_s, 3)}
 
@@ -284,7 +284,7 @@ def real_rank(rank: int, world: int, port: int) -> Row:
         architecture = architecture_of(TINY, 2)
         precision = precision_of(PrecisionConfig(policy="fp32"))
         program = build_program(
-            architecture, config, precision, mesh, torch.device("cpu"),
+            architecture, Parallelism(config, precision, mesh, torch.device("cpu")),
             lambda named: initialise(named.items(), architecture, 0),
         )  # fmt: skip
         ids = torch.ones(1, 8, dtype=torch.int64)

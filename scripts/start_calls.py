@@ -129,6 +129,7 @@ def store_rank(rank: int, hosts: int, folder: Path, num_shards: int, more: dict[
     from windlass.config import check_recipe
     from windlass.data.prepare.manifest import open_prepared
     from windlass.data.stream.loader import BatchCut
+    from windlass.data.stream.open_order import Opening
     from windlass.data.stream.open_stream import open_stream
     from windlass.object_store import Store
     from windlass.training.preflight import prepare_only
@@ -148,7 +149,7 @@ def store_rank(rank: int, hosts: int, folder: Path, num_shards: int, more: dict[
     config = check_recipe(recipe_of(folder, num_shards, **more))
     prepared = prepare_only(config, with_weights=False) if rank == 0 else open_prepared(config.data, {}, looks=False)
     ranks = hosts * RANKS
-    source = open_stream(prepared, config.data, BatchCut(1, 1, rank, ranks, rank), seed=0)
+    source = open_stream(Opening(prepared, config.data, BatchCut(1, 1, rank, ranks, rank), seed=0))
     for _ in range(prepared.sets["train"].samples // ranks):
         source.next()
     source.close()

@@ -27,7 +27,7 @@ from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import assign, frozen_names
 from windlass.parallel.activations import Workload, plan_recompute
-from windlass.parallel.build import BuildHooks, build_program
+from windlass.parallel.build import BuildHooks, Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh, make_silent_mesh
 from windlass.precision.config import PrecisionConfig
@@ -285,10 +285,7 @@ def train_layout(directory: str, case: Layout) -> dict:
     )
     program = build_program(
         architecture,
-        parallel,
-        precision,
-        mesh,
-        torch.device("cpu"),
+        Parallelism(parallel, precision, mesh, torch.device("cpu")),
         lambda named: fill(named, directory, architecture),
         frozen_names(rules),
         hooks=HOOKS,

@@ -88,8 +88,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "checkpoint", "report", "hub",
     ),
     "training.parts": (
-        "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "model.lora",
-        "precision", "parallel", "optim", "report", "report.sinks", "plan", "training.start",
+        "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "precision",
+        "parallel", "optim", "report", "report.sinks", "plan", "training.start",
     ),
     "training.sizing": ("", "model", "model.lora", "parallel", "optim", "plan", "training.start", "training.parts"),
     "commands": (
@@ -178,7 +178,16 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "compression",
     ),
     "data.tokens": ("token_files", "documents", "token_parts"),
-    "data.stream": ("open_stream", "batch_source", "config", "mixture_shares", "loader", "ledger", "evaluation_set"),
+    "data.stream": (
+        "open_stream",
+        "open_order",
+        "batch_source",
+        "config",
+        "mixture_shares",
+        "loader",
+        "ledger",
+        "evaluation_set",
+    ),
     "data.tokenize": (
         "tokenizer",
         "tiktoken_encoder",
@@ -253,7 +262,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "stopping", "owned_part", "open_files"),
-    "report": ("config", "events", "metrics", "console"),
+    "report": ("config", "events", "metrics", "recorded_run", "console"),
     "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),
     "training": (

@@ -41,7 +41,7 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.schedule import learning_rate
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import ShardedProgram
@@ -214,7 +214,8 @@ class Step:
         mesh = make_mesh(parallel.layout(1), device.type)
         precision = precision_of(setup.precision())
         adapter = setup.factors(architecture)
-        program = build_program(architecture, parallel, precision, mesh, device, fill, adapter=adapter)
+        parallelism = Parallelism(parallel, precision, mesh, device)
+        program = build_program(architecture, parallelism, fill, adapter=adapter)
         assert isinstance(program, ShardedProgram)
         self.program = program
         if setup.loss == "dense":

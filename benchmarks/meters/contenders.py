@@ -20,6 +20,7 @@ from windlass.data.batch_fields import Batch
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.stream.evaluation_set import evaluation_set
 from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_order import Opening
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
@@ -79,7 +80,7 @@ class Rows(torch.utils.data.Dataset[Batch]):
     def __init__(self, config: RunConfig, rank: int = 0, ranks: int = 1):
         prepared = open_prepared(config.data, {})
         cut = BatchCut(MICRO_BATCH, batch_rank=rank, batch_ranks=ranks)
-        loader = open_stream(prepared, config.data, cut, seed=config.run.seed)
+        loader = open_stream(Opening(prepared, config.data, cut, config.run.seed))
         taken = [loader.next()[0] for _ in range(TOTAL_STEPS)]
         self.batches = [{"input_ids": batch["input_ids"], "labels": batch["targets"]} for batch in taken]
         loader.close()
@@ -228,12 +229,7 @@ def validation_loss(config: RunConfig, decoder: Decoder | None) -> float:
         events = (config.run.directory / "events.jsonl").read_text().splitlines()
         return [line["loss"] for line in map(json.loads, events) if line["kind"] == "validation"][-1]
     data = evaluation_set(
-        open_prepared(config.data, {}).directory / "validation",
-        num_sequences=config.evaluate.sequences,
-        micro_batch=MICRO_BATCH,
-        batch_rank=0,
-        batch_ranks=1,
-        token_bytes_V=None,
+        open_prepared(config.data, {}), config.data, "validation", BatchCut(MICRO_BATCH), config.evaluate.sequences
     )
     with torch.no_grad():
         return sum(float(decoder(**batch)) for batch in data.batches) / data.num_targets

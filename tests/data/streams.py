@@ -7,6 +7,7 @@ from windlass.data.shards.mds import Folder
 from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.mixture_shares import Shares, Stage
+from windlass.data.stream.open_order import Opening
 from windlass.data.stream.open_stream import open_stream
 
 
@@ -42,7 +43,7 @@ class Bare:
 def open_bare(
     source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
     borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, labels="abc",
-    kept=None, lanes=1, kept_lanes=None, **more,
+    kept=None, lanes=1, kept_lanes=None, log=print, **more,
 ):  # fmt: skip
     """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from` and `kept`, its
     shares: of the checkpoint."""
@@ -63,7 +64,7 @@ def open_bare(
     state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}
     state |= {} if kept is None else {"shares": kept}
     state |= {} if kept_lanes is None else {"lanes": kept_lanes}
-    return open_stream(Bare(source, borders, shares), config, cut, seed=seed, state=state, **more)
+    return open_stream(Opening(Bare(source, borders, shares), config, cut, seed, state, log), **more)
 
 
 def num_samples_of(stream):

@@ -15,7 +15,7 @@ from windlass.model.lora.adapter import B
 from windlass.model.open_config import architecture_of
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.preference import REFERENCE, Preference, pair_losses
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
@@ -195,8 +195,9 @@ def ours(policy, base, ids, targets, given):
 
     def program_of(directory):
         parallel, precision = ParallelConfig(zero=3), precision_of(PrecisionConfig(policy="fp32"))
-        parts = (architecture, parallel, precision, make_mesh(parallel.layout(1), "cpu"), torch.device("cpu"))
-        return build_program(*parts, lambda named: load_weights(directory, architecture, named))
+        mesh = make_mesh(parallel.layout(1), "cpu")
+        parallelism = Parallelism(parallel, precision, mesh, torch.device("cpu"))
+        return build_program(architecture, parallelism, lambda named: load_weights(directory, architecture, named))
 
     batch = {"input_ids": ids, "targets": targets}
     batch[REFERENCE] = program_of(base).score([batch]).double()

@@ -15,7 +15,7 @@ from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import ddp
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.fsdp import fsdp_units
 from windlass.parallel.invariants import check_optimizer
@@ -40,7 +40,7 @@ def make(layout, patterns, policy="fp32", tied=False, **parallel):
         initialise(named.items(), architecture, 3)
 
     mesh = make_mesh(config.layout(world), "cpu")
-    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill, names)
+    return build_program(architecture, Parallelism(config, precision, mesh, torch.device("cpu")), fill, names)
 
 
 def counted(layout, patterns, micro_batches=1):

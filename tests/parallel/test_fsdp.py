@@ -258,7 +258,7 @@ def offloaded(offload):
 
     from windlass.model.config import ModelConfig
     from windlass.parallel import fsdp
-    from windlass.parallel.build import build_program
+    from windlass.parallel.build import Parallelism, build_program
     from windlass.parallel.config import ParallelConfig
     from windlass.parallel.mesh import make_mesh
     from windlass.precision.config import PrecisionConfig
@@ -277,7 +277,8 @@ def offloaded(offload):
     with mock.patch.object(fsdp, "fully_shard", shard):
         mesh = make_mesh(config.layout(2), "cpu")
         architecture = ModelConfig.model_validate(MODEL).architecture()
-        program = build_program(architecture, config, precision, mesh, torch.device("meta"), lambda named: None)
+        parallelism = Parallelism(config, precision, mesh, torch.device("meta"))
+        program = build_program(architecture, parallelism, lambda named: None)
     devices = {record.tensor.to_local().device.type for record in program.records()}
     return devices, [(type(policy).__name__, getattr(policy, "pin_memory", None)) for policy in policies]
 

@@ -10,7 +10,7 @@ from windlass.adapters.config import AdapterConfig
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.model.lora.adapter import adapter_of
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
@@ -66,9 +66,8 @@ def make_program(
         initialise(named.items(), architecture, 3)
 
     adapter = None if adapter is None else adapter_of(AdapterConfig(kind="lora", **adapter), architecture)
-    return build_program(
-        architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan, adapter=adapter
-    )
+    parallelism = Parallelism(config, precision, mesh, torch.device("cpu"))
+    return build_program(architecture, parallelism, fill, frozen, plan, adapter=adapter)
 
 
 def batch(seed=0):

@@ -4,6 +4,7 @@ import io
 
 from windlass.report.console import Console, shed
 from windlass.report.metrics import Recorder
+from windlass.report.recorded_run import Gauges, ModelFlops, RecordedRun
 
 
 class TerminalStream(io.StringIO):
@@ -24,18 +25,10 @@ LINE = {
 }
 
 
-def record(stream, total_steps=20, **changes):
-    settings = {
-        "every_steps": 10,
-        "total_steps": total_steps,
-        "tokens_per_step": 1000,
-        "num_devices": 2,
-        "flops_per_token": 2e6,
-        "peak_flops": None,
-        "gather_max": lambda value: value,
-        "memory": lambda: 7.0,
-    }
-    return Recorder(None, Console(stream, total_steps=total_steps, device="GPU"), **settings | changes)
+def record(stream, total_steps=20, begun_s=None, **more):
+    run = RecordedRun(total_steps, tokens_per_step=1000, num_devices=2, begun_s=begun_s)
+    console, gauges = Console(stream, total_steps=total_steps, device="GPU"), Gauges(lambda value: value, lambda: 7.0)
+    return Recorder(None, console, run, ModelFlops(2e6, None), gauges, every_steps=10, **more)
 
 
 def test_lines_go_through_the_stream_in_a_notebook_too(monkeypatch):

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windlass.report import metrics
 from windlass.report.events import EventLog, read_events
 from windlass.report.metrics import Recorder
+from windlass.report.recorded_run import Gauges, ModelFlops, RecordedRun
 
 
 class Clock:
@@ -37,18 +38,11 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-def make(path, *, total_steps=20, every_steps=5, log=True, **changes):
-    settings = {
-        "every_steps": every_steps,
-        "total_steps": total_steps,
-        "tokens_per_step": 1000,
-        "num_devices": 4,
-        "flops_per_token": 2e6,
-        "peak_flops": 1e9,
-        "gather_max": lambda value: value,
-        "memory": lambda: 7.0,
-    }
-    return Recorder(EventLog(path) if log else None, None, **settings | changes)
+def make(path, *, total_steps=20, every_steps=5, log=True, start_step=0, peak=1e9, **gauges):
+    run = RecordedRun(total_steps, tokens_per_step=1000, num_devices=4, start_step=start_step)
+    gauges = Gauges(**{"gather_max": lambda value: value, "memory": lambda: 7.0} | gauges)
+    log = EventLog(path) if log else None
+    return Recorder(log, None, run, ModelFlops(2e6, peak), gauges, every_steps=every_steps)
 
 
 def steps(path):
@@ -102,7 +96,7 @@ def test_rates_mfu_and_cumulative_tokens(tmp_path, clock):
 
 
 def test_mfu_is_null_where_the_peak_is_unknown(tmp_path, clock):
-    recorder = make(tmp_path / "e", peak_flops=None)
+    recorder = make(tmp_path / "e", peak=None)
     for step in range(1, 6):
         clock.now_s += 1.0
         recorder.step(step, 1.0, 1.0, 0.1, 1, 0.0)

@@ -29,7 +29,7 @@ from windlass.errors import UserError, raise_all
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.lora.adapter import adapter_of
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.rules.check_layout import OtherSettings, check_layout
@@ -132,9 +132,9 @@ def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLay
         others = own_rank * (layout.replicate - 1)  # ranks of replicas that come before this stage's
         dist.init_process_group("fake", rank=own_rank, world_size=lean.world)
         try:
-            mesh, shapes = make_mesh(lean, "cpu"), torch.device("meta")
+            parallelism = Parallelism(parallel, precision, make_mesh(lean, "cpu"), torch.device("meta"))
             adapter = adapter_of(config.adapter, architecture)
-            program = build_program(architecture, parallel, precision, mesh, shapes, nothing, adapter=adapter)
+            program = build_program(architecture, parallelism, nothing, adapter=adapter)
             for record in program.records():
                 parts = [RankPart(rank + others, box) for rank, box in _boxes(record.tensor, own_rank)]
                 held[record.name] = CutParameter(list(record.logical_shape), parts)

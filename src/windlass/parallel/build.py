@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +36,15 @@ from windlass.precision.sums import apply_sums
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""
+
+
+class Parallelism(NamedTuple):
+    """What a model is laid out by, and where this rank's part of it goes."""
+
+    config: ParallelConfig
+    precision: Precision
+    mesh: Mesh
+    device: torch.device
 
 
 def _unwatched(_part: Decoder) -> None:
@@ -86,22 +95,20 @@ def store(part: Decoder, precision: Precision, base: Collection[str]) -> None:
 
 def build_program(
     architecture: Architecture,
-    config: ParallelConfig,
-    precision: Precision,
-    mesh: Mesh,
-    device: torch.device,
+    parallelism: Parallelism,
     fill: Fill,
     frozen: Collection[str] = (),
     recompute: Sequence[str] | None = None,
     hooks: BuildHooks = NO_HOOKS,
     adapter: Adapter | None = None,
 ) -> Program:
-    """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
+    """The decoder laid out over the mesh, holding the weights that `fill` wrote. Collective: all ranks call it alike.
 
     Each rank then keeps its own shard of the parameters and nothing else; no rank ever holds the whole model. `frozen`:
     names of parameters that are not trained, besides the base of an `adapter`. `recompute`: the kind of each block, where a
     budget chose (activations.py).
     """
+    config, precision, mesh, device = parallelism
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
         if stages is None:
@@ -112,7 +119,7 @@ def build_program(
     keeps_masters = has_masters(mesh.fsdp.size(), precision, config.zero_stage, config.offload)
     for part in parts:
         store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
-        _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute, keeps_masters)
+        _lay_out(part, parallelism, {*frozen, *base}, recompute, keeps_masters)
         if keeps_masters:  # after all that replaces parameters
             masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles)
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
@@ -157,15 +164,13 @@ def _check(program: Program, parts: Sequence[Decoder], config: ParallelConfig, p
 
 def _lay_out(
     part: Decoder,
-    config: ParallelConfig,
-    precision: Precision,
-    mesh: Mesh,
-    device: torch.device,
+    parallelism: Parallelism,
     frozen: Collection[str],
     recompute: Sequence[str] | None,
     keeps_masters: bool,
 ) -> None:
     """The model, or one stage of it: from shapes to memory that waits for its weights."""
+    config, precision, mesh, device = parallelism
     freeze(part, frozen)  # before all the rest: compile, DDP and FSDP2 ask which parameters need a gradient
     apply_expert(part, mesh)  # before tensor, which leaves no parameter whole
     # before recompute and compile, which take the forwards they find

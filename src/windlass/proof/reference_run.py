@@ -22,6 +22,7 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_order import Opening
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
@@ -62,9 +63,9 @@ def global_rows(
     config: RunConfig, prepared: Prepared, with_keys: bool, borders: Sequence[int]
 ) -> list[dict[str, torch.Tensor]]:
     """The global batch of every step, read by one process."""
-    cut = BatchCut(config.samples_per_step)
     joined = DataConfig.model_validate(config.data.model_dump(by_alias=True) | {"isolate": False})
-    source = open_stream(prepared, joined, cut, seed=config.run.seed, with_keys=with_keys)
+    opening = Opening(prepared, joined, BatchCut(config.samples_per_step), config.run.seed)
+    source = open_stream(opening, with_keys=with_keys)
     assert config.run.steps is not None
     with contextlib.closing(source):
         batches = [source.next()[0] for _ in range(config.run.steps)]

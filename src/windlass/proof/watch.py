@@ -25,7 +25,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.chunks import Chunks
 from windlass.model.transformer import Decoder
 from windlass.optim.rules import frozen_names
-from windlass.parallel.build import BuildHooks, build_program
+from windlass.parallel.build import BuildHooks, Parallelism, build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Program
 from windlass.parallel.records import Record
@@ -236,7 +236,7 @@ def draw(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tenso
     """On every rank: the weights that a run of `config` begins with where no model is given, whole, by our names."""
     with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-        parts = (architecture, config.parallel, precision_of(config.precision), mesh, runtime.device)
-        frozen = frozen_names(rules_of(config, architecture))
-        program = build_program(*parts, drawn_weights(architecture, config.run.seed, DRAWN_BLOCK), frozen)
+        parallelism = Parallelism(config.parallel, precision_of(config.precision), mesh, runtime.device)
+        fill = drawn_weights(architecture, config.run.seed, DRAWN_BLOCK)
+        program = build_program(architecture, parallelism, fill, frozen_names(rules_of(config, architecture)))
         return {record.name: whole(record.tensor) for record in program.records() if record.counted}

@@ -15,7 +15,7 @@ process's whole time: preparation, warm_up, training, data_wait, and one entry p
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, SupportsFloat
 from windlass.errors import UserError
 from windlass.report.console import Console
 from windlass.report.events import EventLog, Kind, first_lowest_last
+from windlass.report.recorded_run import Gauges, ModelFlops, RecordedRun
 from windlass.units import bits_per_byte, perplexity
 
 WARM_UP_STEPS: Final = 3  # the first compiles and builds optimizer states; the allocator's pools settle by the third
@@ -49,45 +50,30 @@ class _Ledger:
 
 
 class Recorder:
-    """Made on every rank; `log` and `console` are None on all ranks but the first.
-
-    `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice; `memory` returns
-    this rank's peak bytes, and `memory_parts` what fills the most of all ranks, by kind. `flops_per_token` and `peak_flops` (per
-    device; None = unknown) make the MFU. `unit`: what a loss is a mean over. `begun_s`: when the preparation of the run began.
-    """
+    """Made on every rank; `log` and `console` are None on all ranks but the first."""
 
     def __init__(
         self,
         log: EventLog | None,
         console: Console | None,
+        run: RecordedRun,
+        flops: ModelFlops,
+        gauges: Gauges,
         *,
         every_steps: int,
-        total_steps: int,
-        tokens_per_step: int,
-        num_devices: int,
-        flops_per_token: float,
-        peak_flops: float | None,
-        gather_max: Callable[[float], float],
-        memory: Callable[[], float],
-        memory_parts: Callable[[float], Mapping[str, int]] = lambda _peak: NONE,
-        start_step: int = 0,
         past_validations: Mapping[str, list[dict[str, Any]]] = NONE,
-        unit: str = "targets",
-        begun_s: float | None = None,
     ):
-        self._log, self._console = log, console
-        self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
-        self._tokens_per_step, self._num_devices = tokens_per_step, num_devices
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._gather_max, self._memory, self._memory_parts, self._unit = gather_max, memory, memory_parts, unit
+        self.flops = flops
+        self._log, self._console, self._run, self._gauges = log, console, run, gauges
+        self._every_steps = every_steps
         self._ledger = _Ledger()
         # per set: the run's first and lowest, which may be of an earlier process, and the latest
         self._validations = dict(past_validations)
         self._pending: Scalar | None = None  # the newest number of the device that nobody has waited for
-        self._step = self._window_step = start_step
+        self._step = self._window_step = run.start_step
         self._window_start_s = time.perf_counter()
-        if begun_s is not None:
-            self._ledger.add("preparation", self._window_start_s - begun_s)
+        if run.begun_s is not None:
+            self._ledger.add("preparation", self._window_start_s - run.begun_s)
         self._window_paused_s = self._window_wait_s = 0.0
         self._paces: deque[tuple[int, float]] = deque(maxlen=LINES_OF_PACE)
         self._paused_s = 0.0
@@ -113,7 +99,7 @@ class Recorder:
 
     def is_due(self, step: int) -> bool:
         """Whether `step` is a logging step."""
-        return step % self._every_steps == 0 or step == self._start_step + 1 or step == self._total_steps
+        return step % self._every_steps == 0 or step in (self._run.start_step + 1, self._run.total_steps)
 
     def _log_step(
         self,
@@ -126,32 +112,29 @@ class Recorder:
         figures: Mapping[str, Any],
     ) -> None:
         num_steps = step - self._window_step
-        wait_s = self._gather_max(self._window_wait_s) / num_steps
+        wait_s = self._gauges.gather_max(self._window_wait_s) / num_steps
         start_s = time.perf_counter()  # the ranks have met
-        memory_bytes = self._gather_max(self._memory())
-        memory_parts = dict(self._memory_parts(memory_bytes))
+        memory_bytes = self._gauges.gather_max(self._gauges.memory())
+        memory_parts = dict(self._gauges.memory_parts(memory_bytes))
         if self._log is None and self._console is None:
             self._window_step, self._window_wait_s = step, 0.0
             return
-        counted = float(count)
+        counted, unit = float(count), self._run.unit
         if counted == 0:
             raise UserError(
-                f"the global batch of step {step} counts no {self._unit.removesuffix('s')}",
-                f"a step is an average over counted {self._unit}",
+                f"the global batch of step {step} counts no {unit.removesuffix('s')}",
+                f"a step is an average over counted {unit}",
                 "look at the labels of the data: all of this batch are -100",
             )
         values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
         warm_up, seconds = self._close_window()
-        tokens_per_s = num_steps * self._tokens_per_step / seconds
         line = {
             **values,
             **_by_expert(figures),
             "skipped": skipped,
-            self._unit: int(counted) if counted.is_integer() else round(counted, 2),  # weights are in hundredths
-            "tokens": step * self._tokens_per_step,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,
-            "mfu": self._mfu(tokens_per_s),
+            unit: int(counted) if counted.is_integer() else round(counted, 2),  # weights are in hundredths
+            "tokens": step * self._run.tokens_per_step,
+            **self._rates(num_steps, seconds),
             "memory_bytes": int(memory_bytes),
             **({"memory_parts": memory_parts} if memory_parts else {}),
             "data_wait_s": wait_s,
@@ -170,7 +153,7 @@ class Recorder:
         now_s = time.perf_counter()
         seconds = max(now_s - self._window_start_s - self._window_paused_s, 1e-9)
         num_steps = self._step - self._window_step
-        warm_up = self._step <= self._start_step + WARM_UP_STEPS
+        warm_up = self._step <= self._run.start_step + WARM_UP_STEPS
         wait_s = min(self._window_wait_s, seconds)
         self._ledger.add("data_wait", wait_s)
         self._ledger.add("warm_up" if warm_up else "training", seconds - wait_s)
@@ -181,21 +164,27 @@ class Recorder:
         self._window_paused_s = self._window_wait_s = 0.0
         return warm_up, seconds
 
-    def _mfu(self, tokens_per_s: float) -> float | None:
-        if self.peak_flops is None:
-            return None
-        return tokens_per_s * self.flops_per_token / (self._num_devices * self.peak_flops)
+    def _rates(self, num_steps: int, seconds: float) -> dict[str, float | None]:
+        if seconds == 0:  # no window was steady
+            return dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "mfu"))
+        tokens_per_s = num_steps * self._run.tokens_per_step / seconds
+        per_device = tokens_per_s / self._run.num_devices
+        return {
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_gpu": per_device,
+            "mfu": self.flops.utilization(per_device),
+        }
 
     def _eta(self, num_steps: int, seconds: float) -> float | None:
         """Seconds to the last step: at the pace of the last lines, so that a stall is soon forgotten, with the pauses that a step
         of this session had on average. None at the first line, which is a warm-up. num_steps, seconds: of this line."""
-        if self._step == self._start_step + 1:
+        if self._step == self._run.start_step + 1:
             self._paused_s = 0.0
             return None
         self._paces.append((num_steps, seconds))
         recent = sum(one[1] for one in self._paces) / sum(one[0] for one in self._paces)
-        paused = self._paused_s / (self._step - self._start_step - 1)
-        return (recent + paused) * (self._total_steps - self._step)
+        paused = self._paused_s / (self._step - self._run.start_step - 1)
+        return (recent + paused) * (self._run.total_steps - self._step)
 
     @contextmanager
     def pause(self, cause: str) -> Iterator[None]:
@@ -219,14 +208,14 @@ class Recorder:
         """One set's result: `total` summed over `count` of the objective's unit, made of `num_bytes` bytes of text; nats of
         targets have a perplexity. `figures`: more fields of the line."""
         assert count > 0, f"validation set {name} counts nothing"
-        in_nats = self._unit == "targets"
+        in_nats = self._run.unit == "targets"
         line = {
             "name": name,
             "loss": total / count,
             "perplexity": perplexity(total / count) if in_nats else None,
             "bits_per_byte": bits_per_byte(total, num_bytes) if in_nats else None,
             **figures,
-            self._unit: count,
+            self._run.unit: count,
             "bytes": num_bytes,
         }
         self._validations[name] = first_lowest_last([*self._validations.get(name, ()), {"step": step, **line}])
@@ -260,16 +249,12 @@ class Recorder:
             return
         if self._step > self._window_step:
             self._close_window()
-        ledger = self._ledger
-        tokens_per_s = ledger.steady_steps * self._tokens_per_step / ledger.steady_s if ledger.steady_s else None
         line = {
             "reason": reason,
             **({} if signal is None else {"signal": signal}),
-            "tokens": step * self._tokens_per_step,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_gpu": tokens_per_s / self._num_devices if tokens_per_s is not None else None,
-            "mfu": self._mfu(tokens_per_s) if tokens_per_s is not None else None,
-            "ledger": dict(ledger.seconds),
+            "tokens": step * self._run.tokens_per_step,
+            **self._rates(self._ledger.steady_steps, self._ledger.steady_s),
+            "ledger": dict(self._ledger.seconds),
         }
         self._write("end", step, line)
         if self._console is not None:

@@ -109,11 +109,11 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         end_units=ends,
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,
-        flops_per_token=run.recorder.flops_per_token,
+        flops_per_token=run.recorder.flops.per_token,
         recomputed_flops=recomputed_flops(architecture, config.data.sequence_length)
         if config.parallel.recompute == "full"
         else 0.0,
-        peak_flops=run.recorder.peak_flops,
+        peak_flops=run.recorder.flops.peak,
         filled=train.tokens / max(1, train.tokens + train.padding),
     )
 

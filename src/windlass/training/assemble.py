@@ -53,11 +53,11 @@ def assemble(
 
 def _make(resolved: Resolved, runtime: Runtime, hooks: BuildHooks, own: OwnParts, opened: ExitStack) -> Run:
     config, trainer_state, prepared, plan, sentences = resolved
-    architecture, adapter, rules, recompute = plan
+    architecture = plan.architecture
     console = open_console(config, runtime)
     base = base_of(config, runtime, trainer_state)
     fill = kept_weights(config, architecture) if trainer_state else starting_weights(config, architecture)
-    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, hooks, adapter)
+    program, optimizer = open_program(config, runtime, plan, fill, hooks)
     mirror = open_mirror(config, runtime)
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
@@ -91,5 +91,5 @@ def _make(resolved: Resolved, runtime: Runtime, hooks: BuildHooks, own: OwnParts
         start_step=start.step,
         health=open_health(config, recorder, start.step, start.trainer_state.get("norms", ())),
     )
-    announce(run, start.source, rules, recompute, start.drift, own.names())
+    announce(run, start.source, plan.rules, plan.recompute, start.drift, own.names())
     return run

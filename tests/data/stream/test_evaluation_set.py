@@ -1,29 +1,36 @@
 """An evaluation set is the same samples for every layout, and its bytes are exactly its text."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from windlass.data.packing import Borders
-from windlass.data.shards.mds import Reader, Writer
+from windlass.data.shards.mds import Folder, Reader, Writer
 from windlass.data.stream.evaluation_set import dealt, evaluation_set
+from windlass.data.stream.loader import BatchCut
 from windlass.errors import UserError
 
 T = 33
 
 
-def ranks_of(prepared, name, num_sequences, micro_batch, batch_ranks):
-    return [
-        evaluation_set(
-            prepared.directory / name,
-            num_sequences=num_sequences,
-            micro_batch=micro_batch,
-            batch_rank=rank,
-            batch_ranks=batch_ranks,
-            token_bytes_V=prepared.token_bytes(name),
-        )
-        for rank in range(batch_ranks)
-    ]
+def bare(directory, cut, num_sequences, *, name="set", token_bytes_V=None, borders=None, source_shards=()):
+    """Of a bare folder of samples."""
+    prepared = SimpleNamespace(
+        shards=lambda _name: Folder(directory),
+        token_bytes=lambda _name: token_bytes_V,
+        borders=lambda _name: borders,
+        sets={name: SimpleNamespace(source_shards=source_shards)},
+    )
+    config = SimpleNamespace(isolate=borders is not None, is_preference=False, sequences_per_sample=1)
+    return evaluation_set(prepared, config, name, cut, num_sequences)
+
+
+def ranks_of(small, name, num_sequences, micro_batch, batch_ranks):
+    config, prepared, _ = small
+    cuts = [BatchCut(micro_batch, batch_rank=rank, batch_ranks=batch_ranks) for rank in range(batch_ranks)]
+    return [evaluation_set(prepared, config, name, cut, num_sequences) for cut in cuts]
 
 
 @pytest.mark.parametrize("batch_ranks", [1, 2, 3, 4])
@@ -31,7 +38,7 @@ def ranks_of(prepared, name, num_sequences, micro_batch, batch_ranks):
 @pytest.mark.parametrize("num_sequences", [1, 10, 10**6])
 def test_every_layout_scores_the_same_samples_once(small, batch_ranks, micro_batch, num_sequences):
     _, prepared, _ = small
-    found = ranks_of(prepared, "validation", num_sequences, micro_batch, batch_ranks)
+    found = ranks_of(small, "validation", num_sequences, micro_batch, batch_ranks)
     shapes = {tuple(tensor.shape) for one in found for batch in one.batches for tensor in batch.values()}
     assert shapes == {(micro_batch, T)} and len({len(one.batches) for one in found}) == 1
     rows = [
@@ -53,7 +60,7 @@ def test_every_layout_scores_the_same_samples_once(small, batch_ranks, micro_bat
 @pytest.mark.parametrize("name", ["train", "validation"])
 def test_the_bytes_of_a_whole_set_are_its_text(small, name):
     _, prepared, _ = small
-    (whole,) = ranks_of(prepared, name, 10**6, 4, 1)
+    (whole,) = ranks_of(small, name, 10**6, 4, 1)
     info = prepared.sets[name]
     assert (whole.num_bytes, whole.num_targets, whole.num_samples) == (info.bytes, info.tokens, info.samples)
 
@@ -63,7 +70,7 @@ def test_the_bytes_of_a_part_are_those_of_its_decoded_targets(small):
 
     _, prepared, _ = small
     tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)
-    (part,) = ranks_of(prepared, "validation", 3, 1, 1)
+    (part,) = ranks_of(small, "validation", 3, 1, 1)
     targets = torch.cat([batch["targets"].flatten() for batch in part.batches])
     assert len(targets) == part.num_targets == 3 * T
     bytes_V = prepared.token_bytes("validation")
@@ -74,14 +81,11 @@ def test_the_bytes_of_a_part_are_those_of_its_decoded_targets(small):
 
 def test_unknown_bytes_are_zero(small):
     _, prepared, _ = small
-    directory = prepared.directory / "validation"
-    layout = {"num_sequences": 2, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1}
-    assert evaluation_set(directory, **layout, token_bytes_V=None).num_bytes == 0
+    assert bare(prepared.directory / "validation", BatchCut(1), 2, token_bytes_V=None).num_bytes == 0
 
 
 def test_it_is_the_same_every_time(small):
-    _, prepared, _ = small
-    first, second = (ranks_of(prepared, "validation", 5, 2, 2)[1] for _ in range(2))
+    first, second = (ranks_of(small, "validation", 5, 2, 2)[1] for _ in range(2))
     for one, other in zip(first.batches, second.batches, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in ("input_ids", "targets"))
 
@@ -91,8 +95,7 @@ def test_isolated_sets_count_no_target_across_a_border(tmp_path):
     writer = Writer(tmp_path / "set", 7, 4096)
     writer.write(ids, ids)
     writer.close()
-    settings = {"num_sequences": 8, "micro_batch": 3, "batch_rank": 0, "batch_ranks": 1}
-    found = evaluation_set(tmp_path / "set", token_bytes_V=np.arange(8), borders=Borders(0, 5), **settings)
+    found = bare(tmp_path / "set", BatchCut(3), 8, token_bytes_V=np.arange(8), borders=Borders(0, 5))
     assert (found.num_samples, found.num_targets, found.num_bytes) == (2, 6, 6)
     (batch,) = found.batches
     assert batch["documents"].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6], [0, 6, 6, 6, 6]]
@@ -103,9 +106,8 @@ def test_a_set_without_a_target_is_refused_by_name(tmp_path):
     writer = Writer(tmp_path / "set", 7, 4096)
     writer.write(np.ones((2, 7), np.int32), np.full((2, 7), -100, np.int32))
     writer.close()
-    settings = {"num_sequences": 8, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1, "token_bytes_V": None}
     with pytest.raises(UserError) as caught:
-        evaluation_set(tmp_path / "set", name="chats", **settings)
+        bare(tmp_path / "set", BatchCut(1), 8, name="chats")
     assert caught.value.given == "the first 2 samples of the set chats count no target"
     assert "evaluate.sequences" in caught.value.change
 
@@ -129,8 +131,7 @@ def test_each_source_has_batches_of_its_own_and_pairs_are_kept_together(tmp_path
     writer.close()
 
     def found(rank, **more):
-        layout = {"num_sequences": 3, "micro_batch": 2, "batch_rank": rank, "batch_ranks": batch_ranks}
-        return evaluation_set(tmp_path / "set", token_bytes_V=None, **layout, **more)
+        return bare(tmp_path / "set", BatchCut(2, batch_rank=rank, batch_ranks=batch_ranks), 3, **more)
 
     of_rank = [found(rank, source_shards=[1, 1]) for rank in range(batch_ranks)]
     scored = {

@@ -13,7 +13,7 @@ from windlass.checkpoint.keep import Difference, diff
 from windlass.config import check_recipe
 from windlass.model.config import architecture_from_hf
 from windlass.model.lora.adapter import adapter_of
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.precision import loss_scale
 from windlass.precision.policy import precision_of
@@ -155,8 +155,9 @@ def carry(source: Path, target: Path, tree: dict, world: int, parallel: dict) ->
     mesh, precision = make_mesh(config.parallel.layout(world), "cpu"), precision_of(config.precision)
     trainer_state = read_trainer_state(source)
     architecture = architecture_from_hf(trainer_state["model"])
-    parts = (architecture, config.parallel, precision, mesh, torch.device("cpu"), lambda named: None)
-    program = build_program(*parts, adapter=adapter_of(config.adapter, architecture))
+    parallelism = Parallelism(config.parallel, precision, mesh, torch.device("cpu"))
+    adapter = adapter_of(config.adapter, architecture)
+    program = build_program(architecture, parallelism, lambda named: None, adapter=adapter)
     optimizer = optimizer_of(config, program, {}, precision)
     state = state_tensors(program, optimizer)
     group = dist.new_group(backend="gloo") if world > 1 else None

@@ -23,6 +23,7 @@ from windlass.data.shards.journal import open_journal
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.ledger import consumed_samples, spans, waited_s
 from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_order import Opening
 from windlass.data.stream.open_stream import open_stream
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -151,11 +152,11 @@ def test_a_finished_preparation_of_other_files_is_not_gone_on_with(base):
     assert state == {"samples_consumed": 8, "read_from": read}
     opening = {"prepared": prepared, "config": config.data, "cut": BatchCut(4), "seed": 4}
     with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
-        open_stream(**opening, state=state)
+        open_stream(Opening(**opening, state=state))
     assert Start(0, "").stream_state(config, prepared.stream) == {}
     accepted = config.model_copy(update={"run": config.run.model_copy(update={"accept_drift": ["data"]})})
     state = Start(1, "", trainer_state).stream_state(accepted, prepared.stream)
-    source = open_stream(**opening, state=state)
+    source = open_stream(Opening(**opening, state=state))
     assert state == {"samples_consumed": 8} and source.state() == {**state, "read_from": None}
     source.close()
 

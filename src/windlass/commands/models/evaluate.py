@@ -13,7 +13,7 @@ from windlass.errors import UserError
 from windlass.objectives.kept_scores import ReferenceScores
 from windlass.objectives.objective import objective_of
 from windlass.optim.groups import write_copies
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Parallelism, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
@@ -92,8 +92,8 @@ def evaluate(
         elif prepared.stream != saved.trainer_state["data"]["stream"]:
             raise other_stream(prepared.where)
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-        parts = (saved.architecture, config.parallel, precision_of(config.precision), mesh, runtime.device)
-        program = build_program(*parts, stored_weights(saved), adapter=saved.adapter)
+        parallelism = Parallelism(config.parallel, precision_of(config.precision), mesh, runtime.device)
+        program = build_program(saved.architecture, parallelism, stored_weights(saved), adapter=saved.adapter)
         if saved.step is not None:
             reader = open_reader(saved.directory, runtime.rank, runtime.world, runtime.saving)
             reader.restore_from(saved.directory, weight_tensors(program), what="weights")

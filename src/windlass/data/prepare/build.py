@@ -24,7 +24,14 @@ from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose_documents
-from windlass.data.prepare.write_set import Growing, SetTokenizer, most_workers, workers_write_all, write_set
+from windlass.data.prepare.write_set import (
+    Growing,
+    SetTokenizer,
+    SharedSettings,
+    most_workers,
+    workers_write_all,
+    write_set,
+)
 from windlass.data.shards import journal
 from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
@@ -78,10 +85,11 @@ def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | Non
         check_room(temporary, num_bytes, keeps_ids=not workers_write_all(plan.config, selections.values(), chunked))
         _log_corpus(plan)
         known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
-        infos = {}
-        for name in _in_order(amounts, chunked):
-            of_set = selections[name], amounts[name], plan.config, known, work, plan.log
-            infos[name] = write_set(temporary / name, *of_set, chunked=chunked, kept=kept)
+        shared = SharedSettings(plan.config, known, work, plan.log)
+        infos = {
+            name: write_set(temporary / name, selections[name], amounts[name], shared, chunked=chunked, kept=kept)
+            for name in _in_order(amounts, chunked)
+        }
     prepared = _prepared(plan, temporary, selections, infos, known)
     return prepared if kept is None else replace(prepared, bad_rows=kept.with_bad_rows(prepared.bad_rows))
 
@@ -105,11 +113,9 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     if not goes_on:
         with replaced(directory) as temporary:
             known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+            shared = SharedSettings(plan.config, known, work, plan.log)
             others = sorted(selections.keys() - {"train"}, key=lambda name: total_of(amounts[name]).bytes)
-            infos = {
-                name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.log)
-                for name in others
-            }
+            infos = {name: write_set(temporary / name, selections[name], amounts[name], shared) for name in others}
             (temporary / "train").mkdir()
             facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "stream": plan.stream, "settings": plan.settings}
             facts |= {"corpus_hash": plan.corpus_hash, "vocab_size": len(known.bytes_V), "eos_id": known.eos_id}
@@ -131,7 +137,8 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     try:
         growing = Growing(written, beat)
         train = directory / "train"
-        info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.log, growing)
+        shared = SharedSettings(plan.config, known, work, plan.log)
+        info = write_set(train, selections["train"], amounts["train"], shared, growing)
         infos = {name: SetInfo(**facts) for name, facts in written.begin["sets"].items()} | {"train": info}
         _check_enough(plan, info)
         if written.end is None:

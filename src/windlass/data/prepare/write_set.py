@@ -55,6 +55,16 @@ class SetTokenizer(NamedTuple):
     """The day that a chat template sees as today; None where it does not ask."""
 
 
+class SharedSettings(NamedTuple):
+    """What all sets of a preparation are written with."""
+
+    config: DataConfig
+    tokenizer: SetTokenizer
+    parts: Path
+    """A directory that keeps ids across a kill."""
+    log: Callable[[str], None]
+
+
 class Growing(NamedTuple):
     """The journal of a set that is read while it is written, and its sign of life."""
 
@@ -66,16 +76,14 @@ def write_set(
     directory: Path,
     selection: Selection,
     amounts: Sequence[Amount],
-    config: DataConfig,
-    tokenizer: SetTokenizer,
-    parts: Path,
-    log: Callable[[str], None],
+    shared: SharedSettings,
     growing: Growing | None = None,
     chunked: ChunkedSets | None = None,
     kept: KeptSources | None = None,
 ) -> SetInfo:
-    """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill;
-    `chunked`: the sources that workers read themselves; `kept`: those whose shards are there."""
+    """Encodes, packs and writes one set; `directory`'s name is the set's. `chunked`: the sources that workers read themselves;
+    `kept`: those whose shards are there."""
+    config, tokenizer, parts, log = shared
     eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = bool(config.mixture) and directory.name == "train"
     is_apart = is_mixed or (directory.name == "validation" and len(selection.sources) > 1)

@@ -1,6 +1,7 @@
 """Shards -> batches, in an order that is a function of (seed, samples consumed).
 
 open_stream      the door: prepared data and a recipe -> BatchSource, with the features that the recipe asks for
+open_order       `Opening`, what a stream is opened with; which order a recipe asks for, and where it goes on after a resume
 batch_source     BatchSource, what the loop reads from
 config           the recipe's `data.order`, `data.stages` and `evaluate`
 mixture_shares   which source has which position: shares that are exact, and may change along the stream
@@ -10,7 +11,6 @@ evaluation_set   the same first samples of a set in every layout, with their exa
 
 Inside:
 
-open_order       which order a recipe asks for, and where it goes on after a resume
 mixture          an order of several sources
 lane_order       an order in lanes: each host reads shards of its own
 mixture_lanes    several sources in lanes

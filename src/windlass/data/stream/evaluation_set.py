@@ -14,16 +14,18 @@ middle of a document, and the bytes of all samples of a set add up to its text.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
 from windlass.data.batch_fields import NOT_COUNTED, Batch
+from windlass.data.config import DataConfig
 from windlass.data.packing import Borders
-from windlass.data.shards.mds import Reader, ShardSource
+from windlass.data.prepare.manifest import Prepared
+from windlass.data.shards.mds import Reader
 from windlass.data.stream.collate import collate
+from windlass.data.stream.loader import BatchCut
 from windlass.errors import UserError
 
 ROWS_AT_ONCE: Final = 256  # while targets are counted
@@ -57,29 +59,24 @@ class EvaluationSet:
 
 
 def evaluation_set(
-    source: str | Path | ShardSource,
-    *,
+    prepared: Prepared,
+    config: DataConfig,
+    name: str,
+    cut: BatchCut,
     num_sequences: int,
-    micro_batch: int,
-    batch_rank: int,
-    batch_ranks: int,
-    token_bytes_V: np.ndarray | None,
-    borders: Borders | None = None,
-    device: torch.device | str = "cpu",
-    name: str = "validation",
-    sequences: int = 1,
-    source_shards: Sequence[int] = (),
+    *,
     change: ChangeBatch = unchanged,
+    device: torch.device | str = "cpu",
 ) -> EvaluationSet:
-    """The first `num_sequences` sequences of a set (all, if it has fewer), of which a sample has `sequences`, cut over the batch
-    ranks. With `borders` documents are isolated. `change`: what is done to a batch of these samples of the set. Raises UserError
-    where they count no target. `source_shards`: of several sources that are stored apart, how many shards each has; samples of
-    two sequences are scored together all the same.
-    token_bytes_V: bytes of text per token id (`Prepared.token_bytes`), or None if they are not known.
+    """The first `num_sequences` sequences of the set `name` (all, if it has fewer), as micro-batches of `cut`. Sources that are
+    stored apart are scored apart, but not pairs. `change`: what is done to a batch of these samples of the set. Raises UserError
+    where they count no target.
     """
-    reader = Reader(Path(source) if isinstance(source, str) else source)
+    reader, sequences = Reader(prepared.shards(name)), config.sequences_per_sample
+    borders = prepared.borders(name) if config.isolate else None
+    token_bytes_V = None if config.is_preference else prepared.token_bytes(name)
     num_samples = min(-(-num_sequences // sequences), reader.num_samples)
-    order_N, source_N = dealt(reader.shard_samples, source_shards, num_samples)
+    order_N, source_N = dealt(reader.shard_samples, prepared.sets[name].source_shards, num_samples)
     rows_N2 = all_sample_rows(reader)[order_N]
     sequence_length = len(reader.read(0, 0)[0]) // sequences - 1
     everywhere = [rows_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
@@ -91,11 +88,10 @@ def evaluation_set(
             "a loss is an average over counted targets, and all of these are masked: are answers cut off by the length?",
             "raise evaluate.sequences or data.sequence_length, or give other rows for this set",
         )
-    cut = (micro_batch // sequences, batch_rank, batch_ranks)
     numbers = [order_N] if sequences > 1 else [order_N[source_N == source] for source in np.unique(source_N)]
     batches, ends = list[Batch](), [0]
     for taken in numbers:
-        rounds = batches_in_order(reader, taken, *cut, sequence_length, borders, sequences)
+        rounds = batches_in_order(reader, taken, cut, sequence_length, borders, sequences)
         batches += [change(batch, taken[first : first + count]) for first, count, batch in rounds]
         ends.append(len(batches))
     return EvaluationSet(
@@ -123,17 +119,17 @@ def dealt(shard_samples: Sequence[int], source_shards: Sequence[int], first: int
 def batches_in_order(
     reader: Reader,
     numbers_N: np.ndarray,
-    at_once: int,
-    batch_rank: int,
-    batch_ranks: int,
+    cut: BatchCut,
     sequence_length: int,
     borders: Borders | None = None,
     sequences: int = 1,
 ) -> Iterator[tuple[int, int, Batch]]:
-    """(first sample, how many, their batch of `at_once` samples), of this rank's share of the samples `numbers_N`: as many on
-    every rank, the last ones perhaps of no sample."""
+    """(first sample, how many, their micro-batch), of this rank's share of the samples `numbers_N`: as many on every rank, the
+    last ones perhaps of no sample."""
     rows_N2, num_samples = all_sample_rows(reader)[numbers_N], len(numbers_N)
-    for at in range(batch_rank * at_once, _round_up(num_samples, at_once * batch_ranks), at_once * batch_ranks):
+    at_once = cut.micro_batch
+    per_round = at_once * cut.batch_ranks
+    for at in range(cut.batch_rank * at_once, _round_up(num_samples, per_round), per_round):
         piece = rows_N2[at : at + at_once]
         yield min(at, num_samples), len(piece), collate(reader, piece, at_once, sequence_length, borders, sequences)
 

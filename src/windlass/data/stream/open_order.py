@@ -4,7 +4,7 @@ A run that goes on keeps the position of each source, also where its shares or i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,16 @@ from windlass.errors import UserError
 
 @dataclass(frozen=True)
 class Opening:
-    """What an order is made of, besides the shards. state: of a checkpoint, empty at the first start."""
+    """What a stream is opened with."""
 
     prepared: Prepared
     config: DataConfig
     cut: BatchCut
     seed: int
-    state: Mapping[str, Any]
-    log: Callable[[str], None]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Where it begins: `BatchSource.state` of a checkpoint of this stream; empty at the first start."""
+    log: Callable[[str], None] = print
+    """Called while a batch waits for data that is not prepared yet, and where shares have changed."""
 
     @property
     def own(self) -> range | None:

@@ -10,8 +10,8 @@
 A feature is one object that the loader does not know. A new one goes into the layer that it changes, and is named here.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
@@ -38,27 +38,22 @@ MOST_NAMED: Final = 3  # sources in an error
 
 
 def open_stream(
-    prepared: Prepared,
-    config: DataConfig,
-    cut: BatchCut,
+    opening: Opening,
     *,
-    seed: int,
     with_keys: bool = False,
     change: ChangeBatch = unchanged,
-    state: Mapping[str, Any] | None = None,
     ranks: RankAgreement | None = None,
-    log: Callable[[str], None] = print,
     device: torch.device | str = "cpu",
 ) -> BatchSource:
-    """The training set as this rank's batches, from where `state` ended (`BatchSource.state` of a checkpoint of this stream).
+    """The training set as this rank's batches, from where `opening.state` ended.
 
-    with_keys: each row has a key, for dropout. change: what is done to a batch of these samples of the set.
-    log: is called while a batch waits for data that is not prepared yet.
+    with_keys: each row has a key, for dropout. change: what is done to a batch of these samples of the set. ranks: who agree on
+    shards that are left out.
     Raises UserError, BadShard.
     """
-    state, sequences = state or {}, config.sequences_per_sample
-    reader = _open_reader(prepared, config, cut)
-    order, written = open_order(Opening(prepared, config, cut, seed, state, log), reader)
+    prepared, config, cut, state = opening.prepared, opening.config, opening.cut, opening.state
+    reader, sequences = _open_reader(prepared, config, cut), config.sequences_per_sample
+    order, written = open_order(opening, reader)
     skipping = None
     if may_skip(config, state):
         since = dict(state.get("skipped", ()))
@@ -72,14 +67,14 @@ def open_stream(
     if change is not unchanged:
         make = changed_batches(make, change, reader.shard_samples)
     if with_keys:
-        make = add_keys(make, seed, sequences)
+        make = add_keys(make, opening.seed, sequences)
     if config.mixture and sequences == 1:  # the loss of a pair is no mean over targets
         make = add_sources(make, prepared.sets["train"].source_shards)
     consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
     loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, config.timeout_s, named)
     source: BatchSource = loader
     if written is not None:
-        source = GrowingStream(loader, written, state.get("read_from"), log)
+        source = GrowingStream(loader, written, state.get("read_from"), opening.log)
     if skipping is not None:
         source = SkippingStream(source, skipping, cut, config.max_bad_shards, ranks or OneRank())
     return source

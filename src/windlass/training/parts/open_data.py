@@ -1,6 +1,7 @@
 """The batches of a run: the training stream and its validation sets, cut over the batch axes of the mesh."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import ChangeBatch, EvaluationSet, evaluation_set, unchanged
 from windlass.data.stream.ledger import shards_fingerprint
 from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_order import Opening
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import ReferenceScores, with_scores
@@ -32,20 +34,21 @@ def open_source(
     reference: ReferenceScores | None = None,
 ) -> BatchSource:
     """The training stream, cut over the batch axes, from where the run starts; a pair with its `reference` scores."""
-    batch_ranks, sequences = mesh.layout.batch_ranks, config.data.sequences_per_sample
-    micro_batch, accumulation = config.micro_batch // sequences, config.accumulation(batch_ranks)
+    cut = replace(batch_cut(config, mesh), accumulation=config.accumulation(mesh.layout.batch_ranks), rank=runtime.rank)
+    state = start.stream_state(config, prepared.stream)
     return open_stream(
-        prepared,
-        config.data,
-        BatchCut(micro_batch, accumulation, mesh.batch_rank, batch_ranks, runtime.rank),
-        seed=config.run.seed,
+        Opening(prepared, config.data, cut, config.run.seed, state, log),
         with_keys=bool(architecture.dropout or config.adapter.dropout),
         change=_adding(reference, "train", prepared),
-        state=start.stream_state(config, prepared.stream),
         ranks=runtime,
-        log=log,
         device=runtime.device,
     )
+
+
+def batch_cut(config: RunConfig, mesh: Mesh) -> BatchCut:
+    """This rank's part of a round of micro-batches, one on each batch rank."""
+    micro_batch = config.micro_batch // config.data.sequences_per_sample
+    return BatchCut(micro_batch, batch_rank=mesh.batch_rank, batch_ranks=mesh.layout.batch_ranks)
 
 
 def evaluation_sets(
@@ -58,18 +61,13 @@ def evaluation_sets(
     """Every validation set, cut over the batch axes; `validation` comes first, where there is one."""
     return {
         name: evaluation_set(
-            prepared.shards(name),
-            num_sequences=config.evaluate.sequences,
-            micro_batch=config.micro_batch,
-            batch_rank=mesh.batch_rank,
-            batch_ranks=mesh.layout.batch_ranks,
-            token_bytes_V=None if config.data.is_preference else prepared.token_bytes(name),
-            borders=prepared.borders(name) if config.data.isolate else None,
-            device=device,
-            name=name,
-            sequences=config.data.sequences_per_sample,
-            source_shards=prepared.sets[name].source_shards,
+            prepared,
+            config.data,
+            name,
+            batch_cut(config, mesh),
+            config.evaluate.sequences,
             change=_adding(reference, name, prepared),
+            device=device,
         )
         for name in config.data.evaluated(config.evaluate.sets)
     }

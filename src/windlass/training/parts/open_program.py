@@ -1,41 +1,39 @@
 """The program and the optimizer of a run: the model laid out over the ranks, and what updates it."""
 
 import shutil
-from collections.abc import Sequence
 
 import torch
 from torch.utils._triton import has_triton
 
 from windlass.config import RunConfig
-from windlass.model.architecture import Architecture
-from windlass.model.lora.adapter import Adapter
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.build import NO_HOOKS, BuildHooks, Fill, build_program
+from windlass.parallel.build import NO_HOOKS, BuildHooks, Fill, Parallelism, build_program
 from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
 from windlass.precision.policy import Precision, precision_of
 from windlass.runtime import Runtime
+from windlass.training.start.model_plan import ModelPlan
 
 
 def open_program(
     config: RunConfig,
     runtime: Runtime,
-    architecture: Architecture,
-    rules: Rules,
-    recompute: Sequence[str],
+    plan: ModelPlan,
     fill: Fill,
     hooks: BuildHooks = NO_HOOKS,
-    adapter: Adapter | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Program, Optimizer]:
     """The model on all ranks, filled by `fill`, and its optimizer. Collective, but on a `mesh` that sends nothing."""
     mesh = mesh or make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
     precision = precision_of(config.precision)
-    parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), recompute, hooks, adapter)
+    architecture, adapter, rules, recompute = plan
+    parallelism = Parallelism(config.parallel, precision, mesh, runtime.device)
+    program = build_program(
+        architecture, parallelism, fill, frozen_names(rules), recompute.kinds, hooks=hooks, adapter=adapter
+    )
     return program, optimizer_of(config, program, rules, precision)
 
 

@@ -14,6 +14,7 @@ from windlass.parallel.program import Program
 from windlass.report.console import Console
 from windlass.report.events import EventLog, past_validations
 from windlass.report.metrics import Recorder
+from windlass.report.recorded_run import Gauges, ModelFlops, RecordedRun
 from windlass.runtime import Runtime
 from windlass.training.parts.device_memory import MemoryParts, standing_bytes
 from windlass.training.start.model_plan import ModelPlan
@@ -39,21 +40,22 @@ def open_recorder(
     """Rank 0 alone writes and prints. `on_event` is called with each line of events.jsonl."""
     log = EventLog(config.run.directory / "events.jsonl", console.say, on_event) if runtime.rank == 0 else None
     device, flops_of = find_device(runtime.device_name()), (plan.architecture, config.data.sequence_length)
+    peak = device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None
+    memory_parts = MemoryParts(runtime, partial(standing_bytes, program, optimizer, runtime.device)).of
     assert config.run.steps is not None
     return Recorder(
         log,
         console if log else None,
+        RecordedRun(
+            total_steps=config.run.steps,
+            tokens_per_step=config.run.tokens_per_step,
+            num_devices=runtime.world,
+            start_step=start_step,
+            unit=config.objective.unit,
+            begun_s=runtime.begun_s,
+        ),
+        ModelFlops(flops_per_token(*flops_of, frozen_names(plan.rules), plan.adapter).causal, peak),
+        Gauges(runtime.max_over_ranks, runtime.memory_bytes, memory_parts),
         every_steps=config.report.every_steps,
-        total_steps=config.run.steps,
-        tokens_per_step=config.run.tokens_per_step,
-        num_devices=runtime.world,
-        flops_per_token=flops_per_token(*flops_of, frozen_names(plan.rules), plan.adapter).causal,
-        peak_flops=device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None,
-        gather_max=runtime.max_over_ranks,
-        memory=runtime.memory_bytes,
-        memory_parts=MemoryParts(runtime, partial(standing_bytes, program, optimizer, runtime.device)).of,
-        start_step=start_step,
-        begun_s=runtime.begun_s,
-        unit=config.objective.unit,
         past_validations=past_validations(config.run.directory / "events.jsonl") if log and start_step else {},
     )

@@ -17,6 +17,7 @@ from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import ReferenceScores, identity, score_pairs
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
+from windlass.training.parts.open_data import batch_cut
 from windlass.training.start.base_model import began_with, kept_scores
 from windlass.training.start.restore import Start
 
@@ -66,16 +67,8 @@ def _sets(config: RunConfig) -> tuple[str, ...]:
 def _scored(
     name: str, config: RunConfig, program: Program, prepared: Prepared, log: Callable[[str], None]
 ) -> np.ndarray:
-    reader, mesh = Reader(prepared.shards(name)), program.mesh
-    rounds = batches_in_order(
-        reader,
-        np.arange(reader.num_samples),
-        config.micro_batch // 2,
-        mesh.batch_rank,
-        mesh.layout.batch_ranks,
-        config.data.sequence_length,
-        sequences=2,
-    )
+    reader, cut = Reader(prepared.shards(name)), batch_cut(config, program.mesh)
+    rounds = batches_in_order(reader, np.arange(reader.num_samples), cut, config.data.sequence_length, sequences=2)
     device = program.records()[0].tensor.device
     on_device = ((first, count, {key: x.to(device) for key, x in batch.items()}) for first, count, batch in rounds)
     return score_pairs(name, on_device, reader.num_samples, program, log)

@@ -42,16 +42,7 @@ def step_fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, 
 
 
 def _step(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh) -> None:
-    program, optimizer = open_program(
-        config,
-        runtime,
-        plan.architecture,
-        plan.rules,
-        plan.recompute.kinds,
-        _zeros,
-        adapter=plan.adapter,
-        mesh=mesh,
-    )
+    program, optimizer = open_program(config, runtime, plan, _zeros, mesh=mesh)
     optimizer.state_tensors()  # AdamW makes them here, where a run has them from a restore
     num = min(2, config.accumulation(mesh.layout.batch_ranks))
     batch = _batch(config, plan, runtime.device)
