@@ -225,15 +225,16 @@ def gpu_faults() -> str:
 
 
 def cores() -> str:
-    """Tokens per second of three trainers on CPU cores."""
+    """Tokens per second of trainers on CPU cores."""
     measured = json.loads((MEASURED / "throughput.json").read_text())["rows"]
     rows = []
     for name, row in measured.items():
-        each = (row["windlass"], row["trainer"], row["accelerate"])
-        over = (row["over trainer"], row["over accelerate"])
-        rates = (f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
-        rows.append((name, *rates, *(f"{one:.2f}" for one in over)))
-    return table(("row", "windlass", "Trainer", "Accelerate", "over Trainer", "over Accelerate"), rows)
+        each = (row["windlass"], row["trainer"], row["accelerate"], row.get("litgpt"))
+        rates = ("" if one is None else f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
+        over = (row.get(f"over {other}") for other in ("trainer", "accelerate", "litgpt"))
+        rows.append((name, *rates, *("" if one is None else f"{one:.2f}" for one in over)))
+    others = ("Trainer", "Accelerate", "LitGPT")
+    return table(("row", "windlass", *others, *(f"over {other}" for other in others)), rows)
 
 
 def page() -> str:
