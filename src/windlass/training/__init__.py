@@ -22,5 +22,6 @@ run               the parts of a run, and what happens between steps: validate, 
 health            whether a run still learns: skipped steps, norms far from the usual, updates that round to nothing
 resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open
 memory_advice     what to say where a step has run out of memory
+run_facts         what `windlass advise` needs to know of a run besides its settings
 announce          prints what was derived before step 1 and writes resolved.yaml
 """
