@@ -261,7 +261,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "precision": ("config", "policy", "masters", "sums", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
-    "ranks": ("meeting", "tree", "stopping", "owned_part", "open_files"),
+    "ranks": ("meeting", "awaited_work", "tree", "stopping", "owned_part", "open_files"),
     "report": ("config", "events", "metrics", "recorded_run", "console"),
     "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),

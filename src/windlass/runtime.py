@@ -9,7 +9,6 @@ import datetime
 import itertools
 import logging
 import os
-import pickle
 import secrets
 import socket
 import sys
@@ -24,14 +23,13 @@ import torch.distributed as dist
 from windlass.contract import adopt, attempt, is_elastic, local_rank, num_ranks, rank, shares_store
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
+from windlass.ranks.awaited_work import FailedElsewhere, do_for_all, wait_for
 from windlass.ranks.meeting import address_of, meet
 from windlass.ranks.open_files import allow_many_files
 from windlass.ranks.tree import Tree
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
-FIRST_TIMEOUT = datetime.timedelta(days=20)
-"""How long other ranks wait for what rank 0 does once: preparing data, which may be terabytes. Under 2^31 ms."""
 
 ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where torch reads the settings of its allocator, when that is first used; the second is the older name."""
@@ -42,41 +40,9 @@ _RUNS: Final = itertools.count()
 """Of this process, in worlds of several ranks: one after the other, so that each rank counts alike."""
 _LEFT: Final = list[str]()
 """What a run of several ranks failed with whose group this process has kept."""
-_DONE: Final = b"done"
-"""What a rank writes for those that wait for it, where its work did not fail."""
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
-
-
-class FailedElsewhere(SystemExit):
-    """The work that this rank waited for has failed on another one, with an error that is no WindlassError. That rank prints why;
-    this one leaves it in its own error file, since an agent may read that one first."""
-
-    def __init__(self, code: int, said: str):
-        super().__init__(code)
-        self.said = said
-
-    def __str__(self) -> str:
-        return self.said
-
-
-def _failure(error: BaseException) -> bytes:
-    """What a rank whose work failed writes for those that wait for it. A WindlassError travels as it is, if it can."""
-    if isinstance(error, WindlassError):
-        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):  # of what a script's own one holds
-            return pickle.dumps(error)
-    return pickle.dumps((exit_code_of(error), str(error)))
-
-
-def _check_done(found: bytes) -> None:
-    if found == _DONE:
-        return
-    error = pickle.loads(found)  # of a rank of this job
-    if isinstance(error, WindlassError):
-        error.elsewhere = True
-        raise error
-    raise FailedElsewhere(*error)
 
 
 @dataclass(frozen=True)
@@ -116,9 +82,8 @@ class Runtime:
             return result
         key = f"first-{next(self._turns)}"
         if self.rank == 0:
-            return self._for_all(key, work)
-        self.store.wait([key], FIRST_TIMEOUT)
-        _check_done(self.store.get(key))
+            return do_for_all(self.store, key, work)
+        wait_for(self.store, [key])
         return None
 
     def first_on_host(self, work: Callable[[], object]) -> None:
@@ -133,22 +98,8 @@ class Runtime:
         turn = next(self._turns)
         keys = [f"first-on-host-{turn}-{rank}" for rank in leaders]
         if self.rank in leaders:
-            self._for_all(f"first-on-host-{turn}-{self.rank}", work)
-        self.store.wait(keys, FIRST_TIMEOUT)
-        for key in keys:
-            _check_done(self.store.get(key))
-
-    def _for_all(self, key: str, work: Callable[[], Result]) -> Result:
-        """`work()`. Those that wait for `key` learn how it ended."""
-        assert self.store is not None
-        ended = _DONE
-        try:
-            return work()
-        except BaseException as error:
-            ended = _failure(error)
-            raise
-        finally:
-            self.store.set(key, ended)  # type: ignore[arg-type]  # its stub knows str alone
+            do_for_all(self.store, f"first-on-host-{turn}-{self.rank}", work)
+        wait_for(self.store, keys)
 
     def exit_code(self, error: BaseException) -> int:
         """Of a run that ends by `error` here. What a WindlassError of one rank alone does to the others is its consequence."""

@@ -18,7 +18,8 @@ from windlass import runtime as page
 from windlass.errors import Unavailable, UserError, WindlassError, exit_code_of
 from windlass.optim.clip import gradient_norm
 from windlass.proof.pool import RankFailed
-from windlass.runtime import FailedElsewhere, Runtime, recorded, start_runtime
+from windlass.ranks.awaited_work import FailedElsewhere
+from windlass.runtime import Runtime, recorded, start_runtime
 
 CPU = torch.device("cpu")
 

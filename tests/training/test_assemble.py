@@ -19,6 +19,7 @@ from windlass.parallel.program import ShardedProgram
 from windlass.runtime import start_runtime
 from windlass.training.assemble import assemble
 from windlass.training.loop import train
+from windlass.training.saving import save_if_due
 from windlass.training.start.restore import state_tensors
 
 
@@ -50,7 +51,7 @@ def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
         assemble(config, runtime, is_prepared=True) as run,
     ):
         run.validate(0)
-        run.save_if_due(0, is_last=True)
+        save_if_due(run, 0, is_last=True)
         run.health.add(torch.ones(()), torch.ones(()), 8)
         run.record(1, torch.ones(()), torch.ones(()), 1e-3, torch.tensor(128))
         assert "step 1/" in terminal.getvalue().rpartition("\n")[2].replace("step  1", "step 1"), "left open"

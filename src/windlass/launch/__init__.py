@@ -20,5 +20,6 @@ agent       one start of the ranks of this machine, watched, and how they failed
 spawn       starts the processes of ranks on one host, without torch
 elastic     their processes on one of several hosts, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
+slurm_config  the part of the launch block for jobs of SLURM
 volume      whether a directory is where all pods see it
 """

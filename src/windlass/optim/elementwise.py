@@ -16,7 +16,7 @@ found_inf.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,24 @@ from windlass.optim.rounding import numbering_of, rounded_to, step_keys, stream_
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
 NO_COPIES: Final[Mapping[Tensor, Tensor]] = MappingProxyType({})
-Constants = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, float, float]
+
+
+class Constants(NamedTuple):
+    """What one step's updates of a group have in common; tensors are 0-dim. Skipped before the first step: a division by 0, not
+    used."""
+
+    skip: Tensor
+    divisor: Tensor
+    """Of the gradient."""
+    shrink: Tensor
+    """Learning rate x decay."""
+    size: Tensor
+    """Learning rate / (1 - beta1^step)."""
+    root: Tensor
+    """sqrt(1 - beta2^step)."""
+    beta1: float
+    beta2: float
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -58,18 +75,11 @@ def update(
     copy_N: Tensor | None,
     elements_N: Tensor | None,
     keys_22: Tensor | None,
-    skip: Tensor,
-    divisor: Tensor,
-    shrink: Tensor,
-    size: Tensor,
-    root: Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
+    constants: Constants,
 ) -> tuple[Tensor, Tensor]:
-    """One update of a flat piece, in place -> its old and new weights before rounding. 0-dim: `skip`; `divisor` of the
-    gradient; `shrink` = learning rate x decay; `size` = learning rate / (1 - beta1^step); `root` = sqrt(1 - beta2^step). Without
-    `elements_N` and keys, to nearest. `copy_N`: the weights in the dtype of products, written in the same pass."""
+    """One update of a flat piece, in place -> its old and new weights before rounding. Without `elements_N` and keys, to nearest.
+    `copy_N`: the weights in the dtype of products, written in the same pass."""
+    skip, divisor, shrink, size, root, beta1, beta2, epsilon = constants
     wide = torch.promote_types(weight_N.dtype, torch.float32)
     gradient_N, old_N = gradient_N.to(wide) / divisor, weight_N.to(wide)
     mean = mean_N.to(wide).lerp(gradient_N, 1 - beta1)
@@ -90,11 +100,11 @@ def update(
 
 def _update_numbered(weight_N: Tensor, *others: Any) -> None:
     """`update` of a whole part that is one run of elements from `first` on: compiled, so that no temporary is kept."""
-    gradient_N, mean_N, square_N, copy_N, first, *constants = others
+    gradient_N, mean_N, square_N, copy_N, first, keys_22, constants = others
     numbers = None
     if first is not None:
         numbers = (torch.arange(weight_N.numel(), dtype=torch.int64, device=weight_N.device) + first).to(torch.int32)
-    update(weight_N, gradient_N, mean_N, square_N, copy_N, numbers, *constants)
+    update(weight_N, gradient_N, mean_N, square_N, copy_N, numbers, keys_22, constants)
 
 
 def _compiled() -> Callable[..., None]:
@@ -192,12 +202,12 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         return {name: lost / size for name, lost, size in zip(self._names, total_P.tolist(), sizes)}
 
     def _constants(self, group: Mapping[str, Any], step: Tensor) -> Constants:
-        """The arguments of `update` from `skip` on. (Skipped before the first: a division by 0, not used.)"""
         (beta1, beta2), rate, count = group["betas"], group["lr"], step.double()
         rate_now = torch.full((), rate, dtype=torch.float64, device=step.device)
         skip = self.found_inf != 0
         size, root = rate_now / (1 - beta1**count), (1 - beta2**count).sqrt()
-        return skip, self.divisor, rate_now * group["weight_decay"], size, root, beta1, beta2, group["eps"]
+        shrink = rate_now * group["weight_decay"]
+        return Constants(skip, self.divisor, shrink, size, root, beta1, beta2, group["eps"])
 
     def _step_one(self, index: int, constants: Constants, keys_22: Tensor | None, lost: Tensor | None) -> None:
         parameter, state = self.parameters[index], self._state(index)
@@ -208,7 +218,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         numbering, count, device = self._numberings[index], weight.numel(), weight.device
         if self._compiled is not None and numbering.run == numbering.stride and lost is None and count:
             first = self._firsts[index] if keys_22 is not None else None
-            self._compiled(weight, gradient, mean, square, copy, first, keys_22, *constants)
+            self._compiled(weight, gradient, mean, square, copy, first, keys_22, constants)
             return
         size = PIECES.get(device.type, PIECES["cuda"])
         for start in range(0, count, size):
@@ -219,7 +229,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
             copy_N = None if copy is None else copy[start:stop]
             mean_N, square_N = mean[start:stop], square[start:stop]
             old_N, new_N = update(
-                weight_N, gradient[start:stop], mean_N, square_N, copy_N, numbers_N, keys_22, *constants
+                weight_N, gradient[start:stop], mean_N, square_N, copy_N, numbers_N, keys_22, constants
             )
             if lost is not None:
                 lost += ((new_N != old_N) & (weight_N == before_N)).sum() * (1 - self.found_inf)

@@ -18,9 +18,11 @@ left_open         resolves what a recipe leaves open: steps, warm-up, `precision
 
 Inside:
 
-run               the parts of a run, and what happens between steps: validate, save, close
+run               the parts of a run, and what happens between steps: validate, record, close
+saving            when a checkpoint is due, what it holds, and what the log says of it
 health            whether a run still learns: skipped steps, norms far from the usual, updates that round to nothing
 resolve           recipe, checkpoint, data and devices -> what is trained, with nothing left open
 memory_advice     what to say where a step has run out of memory
+run_facts         what `windlass advise` needs to know of a run besides its settings
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

@@ -1,8 +1,6 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
 import contextlib
-import dataclasses
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -11,13 +9,12 @@ from typing import Any, Final
 
 import torch
 
-from windlass.advice.facts import RunFacts
 from windlass.config import RunConfig, to_yaml
 from windlass.data.stream.mixture_shares import Shares
 from windlass.hardware import read_load
 from windlass.model.architecture import Architecture, describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig
-from windlass.model.flops import count_parameters, describe_experts, recomputed_flops
+from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
 from windlass.model.open_config import fewer_rows, model_directory
 from windlass.objectives.kept_scores import SCORES
@@ -33,7 +30,8 @@ from windlass.safe_text import printable, redacted, say
 from windlass.training.parts.device_memory import gradient_bytes, local_bytes
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
-from windlass.training.start.parameter_rules import count_trained, describe_trainable
+from windlass.training.run_facts import facts_of
+from windlass.training.start.parameter_rules import describe_trainable
 from windlass.units import counted, format_bytes, format_count
 
 MANY_EPOCHS: Final = 100
@@ -87,34 +85,6 @@ def announce(
         **({"drift": list(drift)} if drift else {}),
         facts=facts_of(run, accumulation).to_event(),
         data={"stream": run.prepared.stream, **run.source.entry()},
-    )
-
-
-def facts_of(run: Run, accumulation: int) -> RunFacts:
-    """What `windlass advise` needs to know of a run besides its settings."""
-    config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
-    shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
-    train = run.prepared.sets["train"]
-    ends = 1 if architecture.tied or layout.pp > 1 else 2
-    return RunFacts(
-        device=run.runtime.device_name(),
-        ranks=layout.world,
-        hosts=len(set(run.provenance["hosts"])),
-        layout=dataclasses.asdict(layout),
-        accumulation=accumulation,
-        elements=count_parameters(architecture),
-        end_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
-        trained_elements=count_trained(config, architecture),
-        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + ends,
-        end_units=ends,
-        gathered_bytes=precision.compute.itemsize,
-        reduced_bytes=precision.reduce.itemsize,
-        flops_per_token=run.recorder.flops.per_token,
-        recomputed_flops=recomputed_flops(architecture, config.data.sequence_length)
-        if config.parallel.recompute == "full"
-        else 0.0,
-        peak_flops=run.recorder.flops.peak,
-        filled=train.tokens / max(1, train.tokens + train.padding),
     )
 
 

@@ -27,6 +27,7 @@ from windlass.training.memory_advice import out_of_memory
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.run import Run
 from windlass.training.run_directory import finished_step, open_heartbeat, watched
+from windlass.training.saving import save_if_due
 from windlass.training.sizing.out_of_memory import explained
 
 
@@ -106,7 +107,7 @@ def loop(run: Run, stop: Stop) -> Result:
     config, step = run.config, run.start_step
     if step == 0:
         run.validate(step)
-        run.save_if_due(step)
+        save_if_due(run, step)
     while step < run.total_steps:
         rate = run.schedule(step, run.total_steps)
         run.optimizer.set_learning_rate(rate)
@@ -122,7 +123,7 @@ def loop(run: Run, stop: Stop) -> Result:
         stopping = stop.after(step)
         if run.validation_is_due(step):
             run.validate(step)
-        run.save_if_due(step, is_last=stopping)
+        save_if_due(run, step, is_last=stopping)
         if stopping:
             break
     stopped = step < run.total_steps

@@ -1,8 +1,7 @@
-"""The assembled parts of a training run, and what happens between steps: validate, save, close."""
+"""The assembled parts of a training run, and what happens between steps: validate, record, close."""
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,15 +12,14 @@ import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import Mirror
-from windlass.config import RunConfig, to_yaml
+from windlass.config import RunConfig
 from windlass.data.batch_fields import Batch
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import SOURCES, BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.stream.ledger import samples_before
-from windlass.errors import EXIT_STOPPED, OutOfSync, UserError
+from windlass.errors import EXIT_STOPPED, UserError
 from windlass.model.architecture import Architecture
-from windlass.model.families.family_table import to_hf
 from windlass.objectives.objective import Objective, is_ours
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
@@ -37,9 +35,7 @@ from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
 from windlass.training.parts.open_data import by_source, evaluate_set, labels_of
-from windlass.training.run_directory import model_header
 from windlass.training.sizing.compiled import refuse_races
-from windlass.training.start.restore import compared_tensors, state_tensors
 
 
 @dataclasses.dataclass
@@ -180,95 +176,6 @@ class Run:
                 if index == 0:  # what is not finite is no loss to be best by
                     loss = total / count
                     self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
-
-    def save_if_due(self, step: int, is_last: bool = False) -> None:
-        """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
-        is_last = is_last or step == self.total_steps
-        self._log_committed(step)
-        self._log_copies(step)
-        if not (self.checkpoints.due(step, self._is_wanted(step)) or is_last):
-            return
-        self.heartbeat.beat("checkpoint", step)
-        with self.recorder.pause("checkpoint"):
-            self._save(step, is_last)
-
-    def _save(self, step: int, is_last: bool) -> None:
-        """A save that fails does not end the run: it becomes an incident, and the next save tries again;
-        only the last must succeed. A failed background save comes to light here, on all ranks alike. Raises OutOfSync."""
-        try:
-            self.checkpoints.wait()
-        except (UserError, OSError) as error:
-            self._log_failure(step, error)
-        tensors = state_tensors(self.program, self.optimizer)
-        try:
-            self.replicas.compare(compared_tensors(self.program, self.optimizer), step)
-        except OutOfSync as error:
-            self._log_failure(step, error)
-            raise
-        try:
-            metric = self.metric if self.metric_step == step else None  # a loss is of the weights it was measured on
-            self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
-        except (UserError, OSError) as error:
-            self._log_failure(step, error)
-            if is_last:
-                raise
-        self._log_committed(step)
-
-    def _log_committed(self, step: int) -> None:
-        """A checkpoint is an event once it is committed, not when it is begun. (One process alone hears of a failure here.)"""
-        try:
-            committed = self.checkpoints.poll()
-        except (UserError, OSError) as error:
-            self._log_failure(step, error)
-            return
-        for saved in committed:
-            self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
-            if self.mirror is not None:
-                self.mirror.offer(saved.step)
-            if saved.not_deleted:
-                self.recorder.event("incident", saved.step, what="old checkpoints not deleted", error=saved.not_deleted)
-
-    def _log_copies(self, step: int) -> None:
-        for copied in self.mirror.poll() if self.mirror is not None else ():
-            if copied.error is not None:
-                what = f"the checkpoint of step {copied.step} is not copied: the next is tried"
-                self.recorder.event("incident", step, what=what, error=str(copied.error))
-
-    def _log_failure(self, step: int, error: Exception) -> None:
-        self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
-
-    def _is_wanted(self, step: int) -> bool:
-        """Rank 0 decides for all, by its clock, or because the disk of events.jsonl has filled: then one save is tried, while a
-        checkpoint may still fit. Asked on logging steps only, since the answer is sent to every rank."""
-        if step == 0 or step % self.config.report.every_steps:
-            return False
-        has_filled = self.recorder.disk_filled()
-        return self.runtime.shared(self.checkpoints.clock_due or has_filled)
-
-    def _trainer_state(self, step: int) -> dict[str, Any]:
-        """The rest of the state: small, the same on all ranks, JSON."""
-        return {
-            "step": step,
-            **self.source.state(),
-            "norms": self.health.recent(),
-            "sequences_per_step": self.config.sequences_per_step,
-            "total_steps": self.total_steps,
-            "model": to_hf(self.architecture),
-            "config": self.config.kept(),
-            "data": {"stream": self.prepared.stream, "corpus_hash": self.prepared.corpus_hash},
-            "world": self.runtime.world,
-            "device": self.runtime.device_name(),
-            **({} if self.base is None else {"base": self.base}),
-        }
-
-    def _files(self) -> dict[str, bytes | Path]:
-        """What makes a checkpoint sufficient by itself: recipe, tokenizer, provenance, the files on the model it began from."""
-        tokenizer = Path(self.prepared.tokenizer_directory)
-        files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
-        files |= self.base_files
-        files["resolved.yaml"] = (model_header(self.architecture) + to_yaml(self.config)).encode()
-        files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
-        return files
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What the model must beat, where it is scored on the same tokens: on the whole validation set, by our own objective."""

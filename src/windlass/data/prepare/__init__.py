@@ -1,6 +1,6 @@
 """Sources -> shards, once.
 
-    prepare -> plan -> build -> write_set -> chunked_sets, shards_of_workers -> directory (swapped in whole)
+    prepare -> plan -> build -> choose_documents, write_set -> chunked_sets, shards_of_workers -> directory (swapped in whole)
                    '-> appended, part, background: of a mixture that grows, one of several machines, during training
 
 prepare      opens a finished preparation or makes one
@@ -12,7 +12,8 @@ part_record  parts on disk, and which of them are joined
 Inside:
 
 fingerprint  what a preparation is recognised by
-plan         scans every source and chooses the documents
+plan         scans every source
+choose_documents  the documents of every set, fetched and counted
 hold_out     an amount of the documents for validation
 build        writes the sets of a preparation, whole or growing in place
 write_set    one set: documents -> ids -> samples -> shards

@@ -19,11 +19,12 @@ import xxhash
 
 from windlass.data.prepare import baselines
 from windlass.data.prepare.appended import KeptSources
+from windlass.data.prepare.choose_documents import choose_documents
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
-from windlass.data.prepare.plan import PreparePlan, choose_documents
+from windlass.data.prepare.plan import PreparePlan
 from windlass.data.prepare.write_set import (
     Growing,
     SetTokenizer,

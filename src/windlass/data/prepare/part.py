@@ -21,6 +21,7 @@ from pathlib import Path
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.build import set_tokenizer
+from windlass.data.prepare.choose_documents import COUNTS_NAME, FETCHED_NAME, choose_documents
 from windlass.data.prepare.chunked_sets import Settings
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import (
@@ -42,7 +43,7 @@ from windlass.data.prepare.part_record import (
     record_of,
     with_tokenizer,
 )
-from windlass.data.prepare.plan import COUNTS_NAME, FETCHED_NAME, PreparePlan, choose_documents
+from windlass.data.prepare.plan import PreparePlan
 from windlass.data.prepare.prepare import check_may_be_joined, known_hashes, known_path, make_plan, what_is_wrong
 from windlass.data.prepare.write_set import SourceSettings, most_workers
 from windlass.data.sources.fetch import is_fetched

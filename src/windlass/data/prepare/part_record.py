@@ -22,10 +22,11 @@ import xxhash
 from windlass.data.config import DataConfig
 from windlass.data.curate.language import found_by
 from windlass.data.files import write_durably
+from windlass.data.prepare.choose_documents import COUNTS_NAME
 from windlass.data.prepare.directory import sibling
 from windlass.data.prepare.fingerprint import corpus_hash, without_bad_rows
 from windlass.data.prepare.manifest import TOKENIZER_NAME
-from windlass.data.prepare.plan import COUNTS_NAME, PreparePlan
+from windlass.data.prepare.plan import PreparePlan
 from windlass.errors import UserError
 from windlass.version import __version__
 

@@ -173,7 +173,8 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
 
 
 def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of the checkpoint; those that came with a later version have their defaults. A fresh signature is no drift."""
+    """The settings of the checkpoint. A key that windlass has gained since has its default there: new keys do not change the
+    format of checkpoints, and a run goes on after an upgrade. A fresh signature is no drift."""
     try:
         return RunConfig.model_validate(trainer_state["config"], context="").kept()
     except (ValidationError, UserError):  # a setting of it is none any more

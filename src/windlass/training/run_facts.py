@@ -1,0 +1,39 @@
+"""What the first event says of a run for `windlass advise`, besides its settings: device, layout, sizes, FLOPs."""
+
+import dataclasses
+import math
+
+from windlass.advice.facts import RunFacts
+from windlass.model.architecture import parameter_shapes
+from windlass.model.flops import count_parameters, recomputed_flops
+from windlass.precision.policy import precision_of
+from windlass.training.run import Run
+from windlass.training.start.parameter_rules import count_trained
+
+
+def facts_of(run: Run, accumulation: int) -> RunFacts:
+    """What `windlass advise` needs to know of a run besides its settings."""
+    config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
+    shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
+    train = run.prepared.sets["train"]
+    ends = 1 if architecture.tied or layout.pp > 1 else 2
+    return RunFacts(
+        device=run.runtime.device_name(),
+        ranks=layout.world,
+        hosts=len(set(run.provenance["hosts"])),
+        layout=dataclasses.asdict(layout),
+        accumulation=accumulation,
+        elements=count_parameters(architecture),
+        end_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
+        trained_elements=count_trained(config, architecture),
+        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + ends,
+        end_units=ends,
+        gathered_bytes=precision.compute.itemsize,
+        reduced_bytes=precision.reduce.itemsize,
+        flops_per_token=run.recorder.flops.per_token,
+        recomputed_flops=recomputed_flops(architecture, config.data.sequence_length)
+        if config.parallel.recompute == "full"
+        else 0.0,
+        peak_flops=run.recorder.flops.peak,
+        filled=train.tokens / max(1, train.tokens + train.padding),
+    )
