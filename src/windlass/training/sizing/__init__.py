@@ -1,5 +1,4 @@
-"""Micro-batch, ZeRO, recomputation, compile and FlashAttention, where the recipe leaves them open; and what to change where a
-step does not fit.
+"""What a recipe leaves open: micro-batch, ZeRO, recomputation, compile, FlashAttention; and what to change where they do not fit.
 
 choose_sizes   by the checkpoint's choice, or by what fits
 choose_flash   the version of FlashAttention for rows of several documents, by what is installed and right
