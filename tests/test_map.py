@@ -91,7 +91,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "precision",
         "parallel", "optim", "report", "report.sinks", "plan", "training.start",
     ),
-    "training.sizing": ("", "model", "model.lora", "parallel", "optim", "plan", "training.start", "training.parts"),
+    "training.sizing": (
+        "", "model", "model.attention", "model.lora", "precision", "parallel", "optim", "plan", "training.start",
+        "training.parts",
+    ),
     "commands": (
         "", "training", "data.sources", "data.tokenize", "data.prepare", "data.stream", "data.lint", "model",
         "model.lora", "precision", "parallel", "parallel.rules", "checkpoint", "report", "report.page", "supervise",
@@ -236,7 +239,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "weight_files",
         "hf",
     ),
-    "model.attention": ("attend", "layout", "documents", "context"),
+    "model.attention": ("attend", "layout", "documents", "context", "flash_versions"),
     "model.families": ("family_table", "family", "rope_scaling", "presets"),
     "model.head": ("head", "loss", "source_losses"),
     "model.lora": ("adapter", "linear", "nf4"),
@@ -276,7 +279,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "training.start": ("pins", "open_saved", "model_plan", "parameter_rules", "base_model", "restore", "drift"),
     "training.parts": ("open_data", "open_program", "open_recorder", "device_memory", "own_parts", "reference_scores"),
-    "training.sizing": ("choose_sizes", "out_of_memory", "compiled"),
+    "training.sizing": ("choose_sizes", "choose_flash", "out_of_memory", "compiled"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
@@ -392,6 +395,7 @@ ENVIRONMENT_READERS = (
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
+    "model/attention/flash_versions.py": "a kernel's package, or its compiler, raises anything: said, and torch's own runs",
     "__main__.py": "whatever a rank failed with, it ends at once, with its words and its code",
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "signals.py": "whatever work in a thread raises is raised by the caller",

@@ -13,12 +13,13 @@ What is not here: products in fp8 are timed without the casts that training need
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from attention import AttentionCase, measure_attention
 from book import Book, print_table
-from cells import Cell, run_script, sources_of
+from cells import Absent, Cell, run_script, sources_of
 from primitives import (
     TINY,
     Shape,
@@ -30,8 +31,10 @@ from primitives import (
     shape_of,
 )
 from timed import Sensors, Timer
+from torch.nn.attention import activate_flash_attention_impl
 
 from windlass.hardware import find_device
+from windlass.model.attention.flash_versions import VERSIONS, cuda_capability, flash_kept, has_package, why_not_here
 
 MODELS = ("smollm3-3b", "llama-3.1-8b", "qwen3-4b", "qwen2.5-1.5b")
 ROWS = (16384, 32768)
@@ -70,6 +73,7 @@ def make_cells(tiny: bool) -> list[Cell]:
     cells += [_attention("flex", wide, length, tiny) for length in lengths[1:]]
     cells += [_attention("flex", wide, lengths[0], tiny, 8)]
     cells += [_products(name, shape, rows[1], "fp8") for name, shape in shapes.items()]
+    cells += [_versioned(version, wide, lengths[0], tiny, 8) for version in VERSIONS]
     return cells
 
 
@@ -116,6 +120,20 @@ def _attention(kind: str, shape: Shape, length: int, tiny: bool, documents: int 
     words = f"attention {kind} {length}{several}{' ' + name if name else ''}"
     estimate_s = 30.0 if kind == "flex" else 3.0
     return _cell(words, estimate_s, lambda timer: measure_attention(case, timer), **vars(case))
+
+
+def _versioned(version: int, shape: Shape, length: int, tiny: bool, documents: int) -> Cell:
+    """varlen by another FlashAttention than torch's own; absent where its package is not installed (later: --again)."""
+    plain = _attention("varlen", shape, length, tiny, documents, f"flash {version}")
+
+    def measure(device: torch.device) -> dict[str, Any]:
+        if (why := why_not_here(version, cuda_capability(device), has_package(version))) is not None:
+            raise Absent(f"FlashAttention {version}: {why}")
+        with flash_kept():
+            activate_flash_attention_impl(VERSIONS[version])
+            return plain.measure(device)
+
+    return replace(plain, estimate_s=30.0, measure=measure)
 
 
 def _head(name: str, shape: Shape, form: str, tiny: bool) -> Cell:

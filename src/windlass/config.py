@@ -113,7 +113,13 @@ class RunConfig(Settings):
             self._objective(),
             self._directories(),
             self._best(),
+            self._attention(),
         )
+
+    def _attention(self) -> Iterator[UserError]:
+        has_documents = self.data.isolate or self.parallel.computes_slices
+        computed = None if self.precision.known_policy is None else self.precision.computed
+        yield from self.run.errors_beside(has_documents, computed)
 
     def _precision(self) -> Iterator[UserError]:
         parallel, optim = self.parallel, self.optim

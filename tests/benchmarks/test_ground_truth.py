@@ -2,8 +2,14 @@
 
 import json
 
+import pytest
+import torch
 from book import Book
+from cells import Absent
 from ground_truth import LENGTHS, MODELS, ROWS, main, make_cells, marks
+from torch.nn.attention import current_flash_attention_impl
+
+from tests.model.attention.flash_on_cpu import Kernel, flash_on_cpu
 
 KINDS = {"default", "cudnn", "flash", "efficient", "masked", "varlen", "flex"}
 
@@ -17,6 +23,7 @@ def test_the_table_is_whole_and_the_most_telling_comes_first():
     for length in LENGTHS:
         assert {f"attention {kind} {length}" for kind in KINDS - {"masked"}} <= set(names)
         assert {f"attention varlen {length} {documents} documents" for documents in (8, 32)} <= set(names)
+    assert names[-2:] == [f"attention varlen 8192 8 documents flash {version}" for version in (3, 4)]
     assert names[0] == "attention default 8192" and "square bf16" in names[:3]
     assert sum(cell.estimate_s for cell in make_cells(tiny=False)) < 8 * 60
 
@@ -38,6 +45,21 @@ def test_a_trial_writes_what_a_measurement_would(tmp_path, capsys, has_fp8):
     assert rows["attention default 64"]["result"]["kernels"] and rows["square fp8"]["settings"]["dtype"] == "fp8"
     printed = capsys.readouterr().out
     assert "TFLOP/s" in printed and "attention cudnn 64" in printed
+
+
+def test_another_flash_attention_is_measured_where_it_is_installed(monkeypatch):
+    (cell,) = [cell for cell in make_cells(tiny=True) if cell.name.endswith("flash 3")]
+    with pytest.raises(Absent, match=r"FlashAttention 3: it runs on NVIDIA's GPUs alone"):
+        cell.measure(torch.device("cpu"))
+    monkeypatch.setattr("ground_truth.cuda_capability", lambda device: (9, 0))
+    with pytest.raises(Absent, match=r"its package flash_attn_interface is not installed"):
+        cell.measure(torch.device("cpu"))
+    monkeypatch.setattr("ground_truth.has_package", lambda version: True)
+    kernel = Kernel()
+    with flash_on_cpu(FA3=kernel):
+        assert {"forward", "backward", "tflops"} <= set(cell.measure(torch.device("cpu")))
+        assert current_flash_attention_impl() is None
+    assert {"forward", "backward"} == set(kernel.calls)
 
 
 def measured(tflops, dtype="bf16"):

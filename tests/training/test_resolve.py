@@ -3,8 +3,10 @@
 import contextlib
 
 import pytest
+from torch.nn.attention import current_flash_attention_impl
 
 from tests import tiny
+from tests.model.attention.flash_on_cpu import Kernel, flash_on_cpu
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import UserError
 from windlass.runtime import start_runtime
@@ -50,6 +52,37 @@ def test_nothing_is_left_open_and_the_directory_is_locked(base, prepared):
     assert trainer_state is None and opened_data.stream == prepared.stream
     assert plan.architecture == recipe_architecture(config, prepared)
     assert any(sentence.startswith("precision.policy=auto: fp32 on ") for sentence in sentences)
+
+
+def test_flash_attention_is_active_from_its_choice_to_the_end_of_the_run(base, monkeypatch):
+    config = tiny.recipe(base, "flash", data={"isolate": True}, precision={"policy": "bf16"})
+    page = "windlass.training.sizing.choose_flash"
+    with start_runtime() as runtime, flash_on_cpu(FA3=Kernel()):
+        with contextlib.ExitStack() as opened:
+            resolved = resolve_run(config, runtime, False, device_room, opened)
+            assert (resolved.config.run.flash_attention, current_flash_attention_impl()) == ("auto", None), "on a CPU"
+        assert not any("flash" in sentence for sentence in resolved.sentences)
+        monkeypatch.setattr(f"{page}.cuda_capability", lambda device: (9, 0))
+        monkeypatch.setattr(f"{page}.has_package", lambda version: True)
+        with contextlib.ExitStack() as opened:
+            resolved = resolve_run(config, runtime, True, device_room, opened)
+            assert (resolved.config.run.flash_attention, current_flash_attention_impl()) == (3, "FA3")
+        assert current_flash_attention_impl() is None
+    assert "run.flash_attention=auto: 3, tried on CPU" in resolved.sentences
+
+
+def test_a_flash_attention_that_cannot_run_is_refused_before_data_is_prepared(base):
+    config = tiny.recipe(
+        base, "no-flash", run={"flash_attention": 4}, precision={"policy": "bf16"}, data={"isolate": True}
+    )
+    config = config.changed(data=config.data.changed(directory=str(base / "never-prepared")))
+    with (
+        start_runtime() as runtime,
+        contextlib.ExitStack() as opened,
+        pytest.raises(UserError, match="attention=4 on CPU"),
+    ):
+        resolve_run(config, runtime, False, device_room, opened)
+    assert not (base / "never-prepared").exists() and not config.run.directory.exists()
 
 
 def test_a_run_of_few_steps_says_so_before_it_starts(base, prepared):

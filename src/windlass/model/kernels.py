@@ -2,7 +2,8 @@
 
 `attention_kernel` calls `attend` once and watches its operators. torch's scaled_dot_product_attention has one operator per
 kernel (flash, cuDNN, memory-efficient; without any of these: plain matrix products and softmax), so the operator shows the
-choice; nothing is assumed. It starts no profiler: torch 2.13's writes lines to stderr.
+choice; nothing is assumed. Another FlashAttention than torch's own has the same operator (attention/flash_versions.py), and
+torch's registry says which is active. The call starts no profiler: torch 2.13's writes lines to stderr.
 
 On CUDA the call has the run's own shapes. On a CPU the choice depends only on dtype, masks and head size, so one row of a
 few tokens shows it, in milliseconds at any length.
@@ -11,6 +12,7 @@ few tokens shows it, in milliseconds at any length.
 from typing import Any, Final
 
 import torch
+from torch.nn.attention import current_flash_attention_impl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.model.architecture import Architecture
@@ -26,7 +28,19 @@ KERNELS: Final = {
     "torch_attn::_varlen_attn": "flash, variable lengths",
     "windlass::flash_by_document": "flash for CPU, document by document",
 }
+REPLACED: Final = ("aten::_scaled_dot_product_flash_attention", "torch_attn::_varlen_attn")
+"""Operators below which another FlashAttention may be active than torch's own; none of them runs on a CPU."""
 CPU_TOKENS: Final = 32
+
+
+def _name(operator: str) -> str:
+    """Of the kernel; with the version of the FlashAttention that replaces torch's own."""
+    active = current_flash_attention_impl() if operator in REPLACED else None
+    return (
+        KERNELS[operator]
+        if active is None
+        else f"flash {active.removeprefix('FA')}" + KERNELS[operator].removeprefix("flash")
+    )
 
 
 class _Watch(TorchDispatchMode):
@@ -73,5 +87,5 @@ def _run_once(
     with _Watch() as watch:
         keys_B = torch.zeros(rows, dtype=torch.int64, device=device)
         attend(q_BHTK, k_BGTK, v_BGTK, layout, arch.attn_dropout, keys_B)
-    names = [KERNELS[operator] for operator in watch.operators if operator in KERNELS]
+    names = [_name(operator) for operator in watch.operators if operator in KERNELS]
     return names[0] if names else "none fused: matrix products and softmax"

@@ -10,6 +10,8 @@ from pydantic import Field, field_validator
 from windlass.errors import UserError
 from windlass.settings import Count, Settings, Violation
 
+FlashVersion = Literal["auto", 2, 3, 4]
+
 
 class RunSettings(Settings):
     directory: Path
@@ -32,6 +34,11 @@ class RunSettings(Settings):
     """Use deterministic kernels only, so that on a GPU a killed and resumed run matches an uninterrupted one bit for bit. CPU
     runs are always deterministic. The fastest attention kernels on a GPU add in an order that varies: two equal runs agree only
     to rounding (on an H200 in four to five digits of the loss). An operator without a deterministic kernel raises."""
+    flash_attention: FlashVersion = "auto"
+    """FlashAttention of rows that hold several documents (`data.isolate`, or context ranks that compute slices), on an NVIDIA GPU
+    in 16 bits. 2: torch's own. 3, on Hopper, or 4, on Hopper and Blackwell: a package that is installed beside torch. auto: 3
+    or 4 if its package is installed and, tried before step 0, it agrees with exact attention in forward and backward; else 2.
+    The first lines of a run name the kernel. A run that resumes on the same device keeps what it began with."""
     start_from: str | None = None
     """A run or checkpoint directory whose state a *new* run begins with."""
     start_what: Literal["weights", "all"] = "weights"
@@ -51,6 +58,25 @@ class RunSettings(Settings):
     def known_steps(self) -> int | None:
         """The length in optimizer steps; None where it is given in epochs of data that is not open yet."""
         return math.ceil(self.tokens / self.tokens_per_step) if self.tokens is not None else self.steps
+
+    def errors_beside(self, has_documents: bool, computed: str | None) -> Iterator[UserError]:
+        """Violated rules on rows of several documents, and on the dtype of products; None: the devices decide it."""
+        version = self.flash_attention
+        if version in ("auto", 2):
+            return
+        if not has_documents:
+            yield UserError(
+                f"run.flash_attention={version} with data.isolate=false",
+                "the version matters where rows hold several documents that do not see one another; for rows of one torch "
+                "chooses the kernel",
+                "set data.isolate=true, or remove run.flash_attention",
+            )
+        if computed not in (None, "bf16", "fp16"):
+            yield UserError(
+                f"run.flash_attention={version} with products in {computed}",
+                "FlashAttention computes in 16 bits",
+                "use precision.policy=bf16, or remove run.flash_attention",
+            )
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._length(), self._start()

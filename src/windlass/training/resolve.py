@@ -16,6 +16,7 @@ from windlass.training.left_open import check_policy, choose_policy, describe_fe
 from windlass.training.parts.device_memory import FindRoom
 from windlass.training.preflight import check_data, make_ready_once
 from windlass.training.run_directory import open_directory
+from windlass.training.sizing.choose_flash import check_flash, choose_flash
 from windlass.training.sizing.choose_sizes import choose_sizes
 from windlass.training.start.base_model import complete_adapter
 from windlass.training.start.drift import begun, check_ranks
@@ -36,11 +37,12 @@ class Resolved(NamedTuple):
 def resolve_run(
     config: RunConfig, runtime: Runtime, is_prepared: bool, find_room: FindRoom, opened: ExitStack
 ) -> Resolved:
-    """`is_prepared`: the caller has just prepared the data. `opened` closes the run directory, which is locked from here on.
-    Collective. Raises UserError."""
+    """`is_prepared`: the caller has just prepared the data. `opened` closes the run directory, which is locked from here on,
+    and ends what is active for this run alone. Collective. Raises UserError."""
     config.parallel.layout(runtime.world)  # refused before anything slow
     check_ranks(config, runtime)
     check_policy(config, runtime)
+    check_flash(config, runtime)
     config, prepared = make_ready_once(config, runtime, is_prepared)
     sentences = check_hosts(prepared.stream, runtime)
     trainer_state = begun(config)
@@ -50,5 +52,6 @@ def resolve_run(
     sentences += choices + check_data(trainer_state, config, prepared, runtime)
     plan = plan_model(config, trainer_state, prepared, runtime)
     opened.enter_context(open_directory(config.run.directory, runtime))
+    config, versions = choose_flash(config, trainer_state, plan.architecture, runtime, opened)
     config, plan, sizes = choose_sizes(config, trainer_state, plan, runtime, find_room)
-    return Resolved(config, trainer_state, prepared, plan, [*sentences, *sizes])
+    return Resolved(config, trainer_state, prepared, plan, [*sentences, *versions, *sizes])

@@ -187,7 +187,7 @@ def test_what_the_kernel_for_gpus_is_asked(window, sees_back, takes_groups, offs
         mock.patch("torch.nn.attention.varlen.varlen_attn", varlen),
         mock.patch.object(attention_documents, "TAKES_GROUPS", takes_groups),
     ):
-        out = attention_documents._attend_varlen(q[:, :, offset:], k, v, documents, window)
+        out = attention_documents.attend_varlen(q[:, :, offset:], k, v, documents, window)
     assert (out - explicit(q, k, v, window)[:, :, offset:]).abs().max() < 1e-14
     assert given == {"window_size": sees_back, "enable_gqa": takes_groups, "heads": 3 if takes_groups else 6}
 

@@ -11,8 +11,9 @@ Two kernels compute it, none with a [T, S] mask:
 - CPU: one flash kernel per document, forward and backward, as one operator (a library operator, or a compiled block
   would break into a graph per document and be compiled again for each batch). The borders are read on the host.
 - CUDA, 16 bits: torch's varlen_attn, FlashAttention-2 (arXiv 2307.08691) over the rows laid end to end, which takes the
-  borders from the device. It launches thread blocks for B M sequences of T tokens, and backward keeps 128 more rows of
-  fp32 per sequence: M should be near the number of documents, so T is no usable bound.
+  borders from the device; version 3 or 4 where a run has activated it (flash_versions.py). It launches thread blocks for
+  B M sequences of T tokens, and backward keeps 128 more rows of fp32 per sequence: M should be near the number of documents,
+  so T is no usable bound.
 Where neither runs (fp32 and fp64 on CUDA, odd heads), attend.py takes unfused.py: exact, O(T^2) work, slow.
 
 Legend: B rows, M documents (at most) of a row, T positions, H query heads, G key/value heads, K channels per head,
@@ -74,16 +75,20 @@ def attend_documents(
     q_BHTK, k_BGTK = q_BHTK.to(v_BGTK.dtype), k_BGTK.to(v_BGTK.dtype)
     if q_BHTK.device.type == "cpu":
         return flash_by_document(q_BHTK, k_BGTK, v_BGTK, documents.starts_BM, window)[0]
-    return _attend_varlen(q_BHTK, k_BGTK, v_BGTK, documents, window)
+    return attend_varlen(q_BHTK, k_BGTK, v_BGTK, documents, window)
 
 
 def has_kernel(x_BHTK: Tensor) -> bool:
-    """On a GPU FlashAttention-2's, for 16 bits and heads of at most 256 channels that are a multiple of 8."""
-    fits = x_BHTK.dtype in (torch.bfloat16, torch.float16) and x_BHTK.shape[-1] % 8 == 0 and x_BHTK.shape[-1] <= 256
-    return fits or x_BHTK.device.type == "cpu"
+    """Whether documents have a kernel here: on a CPU always, on a GPU FlashAttention's."""
+    return x_BHTK.device.type == "cpu" or fits_flash(x_BHTK.dtype, x_BHTK.shape[-1])
 
 
-def _attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents: Documents, window: int | None) -> Tensor:
+def fits_flash(dtype: torch.dtype, head_dim: int) -> bool:
+    """FlashAttention, of every version, takes 16 bits and heads of at most 256 channels that are a multiple of 8."""
+    return dtype in (torch.bfloat16, torch.float16) and head_dim % 8 == 0 and head_dim <= 256
+
+
+def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents: Documents, window: int | None) -> Tensor:
     """The kernel lays a document's last query over its last key, so queries may be fewer."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -1,6 +1,7 @@
-"""Micro-batch, ZeRO, recomputation and compile, where the recipe leaves them open; and what to change where they do not fit.
+"""What a recipe leaves open: micro-batch, ZeRO, recomputation, compile, FlashAttention; and what to change where they do not fit.
 
 choose_sizes   by the checkpoint's choice, or by what fits
+choose_flash   the version of FlashAttention for rows of several documents, by what is installed and right
 out_of_memory  what to change where a device has run out of memory, and what each change frees
 compiled       compiled kernels whose threads race: looked at after the first step
 

@@ -73,7 +73,10 @@ BASE_KEYS = ("model.from", "model.revision", "model.commit")
 FREE = (
     "launch",
     # steps, tokens and epochs are judged by themselves below: they move the schedule
-    *(f"run.{key}" for key in ("directory", "steps", "tokens", "epochs", "micro_batch", "deterministic")),
+    *(
+        f"run.{key}"
+        for key in ("directory", "steps", "tokens", "epochs", "micro_batch", "deterministic", "flash_attention")
+    ),
     *(f"run.{key}" for key in ("start_from", "start_what", "accept_drift")),
     "adapter.from",
     "data.directory",
