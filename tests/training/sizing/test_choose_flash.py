@@ -13,6 +13,7 @@ from windlass.errors import UserError
 from windlass.model.config import architecture_from_hf
 from windlass.training.sizing import choose_flash as page
 from windlass.training.sizing.choose_flash import check_flash, choose_flash
+from windlass.training.start.drift import drift
 
 SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 ARCH = architecture_from_hf({"model_type": "llama", "num_key_value_heads": 2, **SMALL})
@@ -172,6 +173,13 @@ def test_a_resumed_run_whose_version_is_gone_chooses_anew_and_says_so(base, hopp
     assert (version, active) == (4, "FA4")
     assert sentence.endswith("; the run began with 3: results differ from here on as rounding does")
     assert "; 3: tried before step 0 it raised ImportError" in sentence
+
+
+def test_another_version_is_no_drift(base):
+    assert drift(recipe(base, 3).kept(), recipe(base).kept()) == []
+    assert [one.key for one in drift(recipe(base, 3).kept(), recipe(base, policy="fp16").kept())] == [
+        "precision.policy"
+    ]
 
 
 def test_a_deterministic_run_takes_no_kernel_that_varies(base, hopper):
