@@ -853,7 +853,7 @@ def test_the_door_of_the_command_line_names_every_command():
     assert len(commands) > 15 and {name for name, _ in groups} == {"data", "checkpoint", "launch"}
 
 
-def test_the_environment_is_read_by_runtime_and_launch_only():
+def test_the_environment_is_read_where_it_is_listed():
     others = [path for path in source_files() if not place(path).startswith(ENVIRONMENT_READERS)]
     assert_none([f"{place(path)}:{line}" for path in others for line in reads_environment(tree_of(path))])
 

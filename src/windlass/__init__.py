@@ -68,7 +68,7 @@ __all__ = [
     "parse_recipe", "prepare", "train", "verify",
 ]  # fmt: skip
 MODULE_OF: Final = {
-    "Sampling": ("commands.models.generate", "Sampling"),
+    "Sampling": ("commands.models.sampling", "Sampling"),
     "evaluate": ("commands.models.evaluate", "evaluate"),
     "export": ("commands.models.export", "export"),
     "fingerprint": ("training.start.pins", "fingerprint"),

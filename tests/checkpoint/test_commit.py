@@ -1,12 +1,14 @@
 import errno
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
-from windlass.checkpoint import save
+from windlass.checkpoint import commit, save
 from windlass.checkpoint.commit import (
     DiskFull,
     Draft,
@@ -61,6 +63,29 @@ def test_everything_is_on_disk_before_the_rename_and_the_parent_after_it(tmp_pat
     assert before.index("rank-00000.bin") < before.index("MANIFEST") < before.index(draft)
     assert before.index("index.json") < before.index("MANIFEST")
     assert after == ["checkpoints"]
+
+
+def test_a_name_is_on_disk_before_what_it_named_is_deleted(tmp_path, monkeypatch):
+    """Or after a power cut step-N may be there with half of its files."""
+    events = []
+    real_fsync, real_rename, real_rmtree = commit.fsync_directory, Path.rename, shutil.rmtree
+
+    def rename(path, target):
+        events.append(f"{path.name} away")
+        return real_rename(path, target)
+
+    monkeypatch.setattr(
+        commit, "fsync_directory", lambda path: (events.append(f"{path.name} on disk"), real_fsync(path))
+    )
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **more: (events.append("deleted"), real_rmtree(path, **more)))
+    save_steps(tmp_path, 100, 200)
+    events.clear()
+    delete_checkpoint(tmp_path / "checkpoints", 100, "run")
+    assert events == ["step-00000100 away", "checkpoints on disk", "deleted"]
+    events.clear()
+    quarantine(tmp_path / "checkpoints" / "step-00000200")
+    assert events == ["step-00000200 away", "checkpoints on disk"]
 
 
 def test_a_committed_step_is_never_overwritten(tmp_path):

@@ -91,7 +91,7 @@ def test_a_command_without_settings_says_what_it_said(arguments, says, capsys):
 
 def test_the_shell_completes_behind_them(monkeypatch, capsys):
     monkeypatch.setenv("_WINDLASS_COMPLETE", "complete_bash")
-    for line in ("windlass plan ", "windlass train r.yaml --run.steps 5 "):
+    for line in ("windlass ", "windlass train r.yaml --run.steps 5 "):
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
         with pytest.raises(SystemExit) as caught:

@@ -156,8 +156,6 @@ def test_help_names_every_command_and_loads_no_torch():
         ),
         (["train", "nothing.yaml"], "no recipe at nothing.yaml"),
         (["train", "tiny.yaml", "--run.steps", "5"], "windlass train --run.steps"),
-        (["plan", "tiny.yaml"], "windlass plan"),
-        (["drill"], "windlass drill"),
         (["prepare", "tiny.yaml", "data.directory=new", "data.sources=[{path: nowhere}]"], "nowhere"),
         (["evaluate", "new"], "new"),
         (["evaluate", "new", "--tasks", "x.yaml", "--nproc", "2"], "--tasks x.yaml"),

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -52,10 +53,31 @@ def test_a_run_directory_that_cannot_be_locked_is_refused_by_every_rank(ranks, t
         assert "cannot be locked: No locks available" in said and "file system with locks" in said
 
 
-def test_a_run_directory_that_cannot_be_made_is_refused(ranks, tmp_path):
+def test_a_run_directory_below_a_file_is_refused(ranks, tmp_path):
     (tmp_path / "file").write_text("")
     (said,) = refusal(ranks, 1, tiny.refusal, tiny.recipe(tmp_path, run={"directory": str(tmp_path / "file" / "run")}))
-    assert f"{tmp_path}/file is a file" in said or "cannot be made" in said
+    assert f"{tmp_path}/file is a file" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("/proc/run", "cannot be made: "), ("closed", "cannot be written to by this user")]
+)
+def test_a_run_directory_that_cannot_be_used_is_refused_before_data_is_prepared(tmp_path, monkeypatch, name, says):
+    (closed := tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed)  # root may write anywhere
+    directory = tmp_path / name  # what begins with / stays as it is
+    config = tiny.recipe(tmp_path / "work", run={"directory": str(directory)})
+    with pytest.raises(UserError, match="a directory to write to") as caught:
+        make_ready(config, 1, "cpu")
+    assert caught.value.given.startswith(f"run.directory={directory} {says}")
+    assert not Path(config.data.directory).exists()
+
+
+def test_a_directory_that_was_tried_leaves_nothing(tmp_path):
+    (tmp_path / "kept").mkdir()
+    for directory in (tmp_path / "a" / "b" / "run", tmp_path / "kept"):
+        run_directory.try_run_directory(directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 @pytest.mark.parametrize("name", [".lock", "status.json", "run.json", "events.jsonl", "recipe.yaml", "resolved.yaml"])

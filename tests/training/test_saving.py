@@ -72,6 +72,28 @@ def test_minutes_are_judged_by_one_clock_on_logging_steps(base, ranks):
     assert steps_of(config.run.directory) == [4, 8, 10]
 
 
+def train_beside_a_clock(config, due_on):
+    """Training whose ranks differ on whether it is time to save: it is on `due_on` alone."""
+    from torch import distributed
+
+    from windlass.checkpoint import checkpoints
+
+    original, own = checkpoints.clock_due, distributed.get_rank() == due_on
+    checkpoints.clock_due = lambda config, elapsed_s: own and config.every_minutes is not None
+    try:
+        return tiny.train(config)
+    finally:
+        checkpoints.clock_due = original
+
+
+@pytest.mark.parametrize(("due_on", "steps"), [(0, [4, 8, 10]), (1, [10])])
+def test_all_ranks_save_by_the_clock_of_rank_0(base, ranks, due_on, steps):
+    every = {"every_steps": None, "every_minutes": 1e6}
+    config = tiny.recipe(base, f"clock-of-{due_on}", checkpoint=every, report={"every_steps": 4})
+    ranks.run(2, train_beside_a_clock, config, due_on)
+    assert steps_of(config.run.directory) == steps
+
+
 def fill_disk_after_first_save(config, free_again):
     """Training on a rank whose disk is full for every save after the first, or for one save only."""
     from windlass.checkpoint import commit

@@ -7,7 +7,7 @@ Inside:
 arguments   arguments that several commands share
 checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
-group       answers commands of a later version, and settings written as options
+group       answers settings written as options
 launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
 recipes     `windlass init`, `import`, `keys`

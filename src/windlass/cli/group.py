@@ -1,4 +1,4 @@
-"""Commands as a group that answers commands of a later version, and settings written as options."""
+"""Commands as a group that answers settings written as options, and says what is wrong with an option plainly."""
 
 import contextlib
 import re
@@ -9,11 +9,6 @@ import typer.core
 
 from windlass.errors import UserError
 
-NOT_YET: Final = {
-    "plan": "`windlass train RECIPE --smoke` rehearses it at full size, and the first lines of a run count its memory",
-    "drill": "`windlass doctor RECIPE` looks at this machine, and `windlass verify RECIPE` proves the layout",
-}
-"""Commands that are not in this version -> what to use instead."""
 OPTION: Final = re.compile(r"--([a-z][a-z_0-9-]*(?:\.[a-z_0-9]+)*)(?:=(.*))?", re.DOTALL)
 
 
@@ -27,7 +22,7 @@ PLAIN: Final = {
 
 
 class Commands(typer.core.TyperGroup):
-    """Answers commands of a later version, and settings that are written as options."""
+    """Answers settings that are written as options."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,8 +36,6 @@ class Commands(typer.core.TyperGroup):
         name, *more = args
         if ctx.resilient_parsing:  # the shell asks for completions
             return super().resolve_command(ctx, args)
-        if name in NOT_YET and ctx.parent is None:
-            raise UserError(f"windlass {name}", f"{name} is not in this version", NOT_YET[name])
         found: Any = super().resolve_command(ctx, args)
         if any(one.name == "overrides" for one in found[1].params):
             own = {option for one in found[1].params for option in (*one.opts, *one.secondary_opts)}

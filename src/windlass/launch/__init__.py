@@ -16,6 +16,7 @@ job_names   the name of a job, as every cluster takes it
 config      the recipe's launch block
 
 Inside:
+
 agent       one start of the ranks of this machine, watched, and how they failed
 spawn       starts the processes of ranks on one host, without torch
 elastic     their processes on one of several hosts, under torchelastic

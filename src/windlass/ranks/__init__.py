@@ -8,5 +8,6 @@ owned_part  which part of a tensor this rank holds
 open_files  how many files a process may have open
 
 Inside:
+
 host_page   a page of memory that the ranks of one host share: one of them asks the store, the others read what it heard
 """

@@ -1,7 +1,7 @@
 """What a run reports: one log of events, and views of it.
 
 page/    report.html: one file that works offline
-sinks/   TensorBoard and Weights & Biases, by a process beside the run
+sinks/   TensorBoard, Weights & Biases and Trackio, by a process beside the run
 
 config        the recipe's `report` section
 events        events.jsonl, written and read; the only record

@@ -26,7 +26,7 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
-from windlass.training.run_directory import fetch_run
+from windlass.training.run_directory import fetch_run, try_run_directory
 from windlass.training.start.base_model import check_adapter, complete_adapter, reads_weights
 from windlass.training.start.drift import begun, check_drift, new_paths, stream_to_keep
 from windlass.training.start.model_plan import workload
@@ -55,6 +55,7 @@ def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
 def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
     config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
+    try_run_directory(config.run.directory.absolute())
     if reads_weights(trainer_state):
         fetch_base_weights(config)
     if trainer_state is None:

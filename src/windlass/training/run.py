@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -173,9 +172,8 @@ class Run:
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
                 total, count, figures = evaluate_set(data, labels_of(self.config, name), self.objective, self.program)
                 self.recorder.validation(step, name, total, count, data.bytes_of(count), figures)
-                if index == 0:  # what is not finite is no loss to be best by
-                    loss = total / count
-                    self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
+                if index == 0:
+                    self.metric, self.metric_step = total / count, step
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What the model must beat, where it is scored on the same tokens: on the whole validation set, by our own objective."""

@@ -113,17 +113,34 @@ def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
             run_lock.close()
 
 
-def _locked(directory: Path, runtime: Runtime) -> BinaryIO | None:
-    run_lock = None
-    _check_files(directory)
+def try_run_directory(directory: Path) -> None:
+    """Raises UserError where the directory cannot be made, or not be written to; leaves nothing that was not there."""
+    absent = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        _make(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise _refused(f"run.directory={directory} cannot be written to by this user")
+    finally:
+        for path in absent:
+            with contextlib.suppress(OSError):  # another process writes there by now
+                path.rmdir()
+
+
+def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"run.directory={directory} cannot be made: {error.strerror}",
-            "a run needs a directory to write to",
-            "choose another run.directory",
-        ) from None
+        raise _refused(f"run.directory={directory} cannot be made: {error.strerror}") from None
+
+
+def _refused(given: str) -> UserError:
+    return UserError(given, "a run needs a directory to write to", "choose another run.directory")
+
+
+def _locked(directory: Path, runtime: Runtime) -> BinaryIO | None:
+    run_lock = None
+    _check_files(directory)
+    _make(directory)
     if runtime.world > 1:
         probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
     problem = 0

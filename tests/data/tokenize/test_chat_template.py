@@ -4,8 +4,6 @@ import json
 import logging
 import logging.handlers
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey_set
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.shards.mds import Reader, Writer
+from windlass.data.shards.mds import Reader
 from windlass.data.sources.bad_rows import raised
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.stream.collate import collate
@@ -359,15 +357,7 @@ def test_turns_of_other_conversations_are_no_copies(planted, tmp_path, is_isolat
     )
 
 
-def test_isolation_of_samples_without_stored_ends_is_a_finding_where_eos_ends_turns(planted, tmp_path):
-    """As versions before prepared them."""
-    template_of(planted, PLAIN, eos_token=TURN)
-    prepared = without_ends(prepared_chat(planted, tmp_path / "rows")[0])
-    found = {finding.code for finding in lint(prepared, is_isolated=True).findings}
-    assert found - {"mostly-padding"} == {"isolation-cuts-turns"}
-
-
-def test_turns_are_no_copies_where_no_ends_are_stored(planted, tmp_path):
+def test_alike_turns_of_chats_are_no_copies(planted, tmp_path):
     """Nor up to case, nor in another set, nor where a chat begins with EOS."""
     begins = "{{ eos_token }}" + AS_QWEN.replace("at once", "at once, in the words of an old sailor, " * 8)
     template_of(planted, begins, eos_token=TURN)
@@ -382,17 +372,6 @@ def test_turns_are_no_copies_where_no_ends_are_stored(planted, tmp_path):
     held_out = {"path": str(validation), "format": "chat"}
     whole, _ = prepared_chat(planted, tmp_path / "rows", rows, sequence_length=1024, validation=held_out)
     assert [found for found in lint(whole).findings if found.code != "mostly-padding"] == []
-    assert [found for found in lint(without_ends(whole)).findings if found.code != "mostly-padding"] == []
-
-
-def without_ends(prepared):
-    for name in prepared.sets:
-        samples = [np.stack(column) for column in zip(*Reader(prepared.directory / name))]
-        shutil.rmtree(prepared.directory / name)
-        writer = Writer(prepared.directory / name, samples[0].shape[1], 8192)
-        writer.write(*samples)
-        writer.close()
-    return replace(prepared)
 
 
 def test_a_sample_shows_turns_as_one_document(planted, tmp_path):

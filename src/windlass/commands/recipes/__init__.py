@@ -19,5 +19,5 @@ factory_v1_file files of LLaMA-Factory's v1 trainer, in the words of its first
 shared_keys     what those two take over from transformers
 torchtune_file  files of torchtune, likewise
 row_borders     whether rows that share a sequence see each other, by tool
-foreign_facts   what they all say by several keys together
+foreign_facts   what several keys of another tool's file say together
 """

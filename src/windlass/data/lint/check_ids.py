@@ -45,9 +45,6 @@ class Expected(NamedTuple):
     samples: int
     bytes_add_up: bool
     """Whether the tokenizer keeps text as it is."""
-    has_borders: bool = True
-    """Whether it is known where documents end. In chats that were prepared before ends were stored an EOS may end a turn, and
-    turns of different chats may be alike."""
 
 
 Where = Callable[[int], str]
@@ -194,8 +191,6 @@ class DocumentChecks:
             return
         self.num_documents += 1
         if not len(ids_N):
-            if not self._expected.has_borders:
-                return
             self._first_empty = document.sample if not self._num_empty else self._first_empty
             self._num_empty += 1
             return
@@ -208,8 +203,6 @@ class DocumentChecks:
                 "repeated-token", f"a document of {len(ids_N)} tokens holds id {repeated} {run} times in a row", where
             )
         if self._expected.format == "preference":  # many pairs share an answer; check_preferences compares pairs
-            return
-        if not self._expected.has_borders:
             return
         digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids_N).data)
         if digest in self.seen:
@@ -244,9 +237,6 @@ class DocumentChecks:
     def _end_of_masks(self, num_documents: int) -> None:
         """Per conversation, where EOS ends conversations and not each turn of one."""
         if self._expected.format != "chat":
-            return
-        if self._expected.is_isolated and self._num_unlearned:  # preparation refuses conversations without an answer
-            self._found.add("isolation-cuts-turns", "a question is a document of its own", count=self._num_unlearned)
             return
         if num_documents > self._expected.documents:
             return

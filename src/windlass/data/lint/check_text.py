@@ -54,16 +54,14 @@ class TextChecks:
         token_budget: int,
         encodes_again: bool = False,
         of_train: OfTrain | None = None,
-        has_borders: bool = True,
     ):
-        """encodes_again: whether the tokenizer keeps text as it is, and documents are text. of_train: for the other sets.
-        has_borders: see check_ids.Expected."""
+        """encodes_again: whether the tokenizer keeps text as it is, and documents are text. of_train: for the other sets."""
         self._found, self._tokenizer, self._where, self._left = found, tokenizer, where, token_budget
         self._size = vocabulary.size
         texts = [text for text in vocabulary.specials.values() if text not in FREE_TO_STAND]
         self._specials = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
         self.folded: Folded = {}
-        self._of_train, self._has_borders = of_train, has_borders
+        self._of_train = of_train
         self._waiting: list[Document] = []
         self._encodes_again, self._again_left = encodes_again, ENCODED_AGAIN
         self._num_again = self._num_other = 0
@@ -125,7 +123,7 @@ class TextChecks:
         special = self._specials.search(text)
         if special is not None:
             self._found.add("special-token-as-text", f"a document holds the text {special[0]}", where)
-        if len(document.ids_N) < SHORT or not self._has_borders:
+        if len(document.ids_N) < SHORT:
             return
         exact = xxhash.xxh3_64_intdigest(text.encode())
         folded = xxhash.xxh3_64_intdigest(" ".join(text.casefold().split()).encode())

@@ -30,11 +30,6 @@ KINDS: Final[dict[str, FindingKind]] = {
     "ids-of-another-tokenizer": FindingKind(
         "error", f"the shards were written with another tokenizer than the one beside them: {AGAIN}"
     ),
-    "isolation-cuts-turns": FindingKind(
-        "error",
-        "EOS ends turns in this template, and this data was prepared before ends of documents were stored: prepare it again, or "
-        "set data.isolate=false",
-    ),
     "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
     "eos-doubled": FindingKind(
         "error", "the text already ends with EOS: take it out of the text, since one EOS is added after it"

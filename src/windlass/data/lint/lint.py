@@ -108,14 +108,11 @@ def _check_set(
     """How much was read, and the documents' hashes: exact, and folded."""
     where = partial(position, reader)
     is_all = expected.tokens <= limits.whole_tokens or reader.num_samples <= limits.samples
-    if expected.format in ("chat", "mixed") and reader.ends(0, 0) is None:
-        expected = expected._replace(has_borders=False)
     runs = runs_of(reader.num_samples, reader.num_samples if is_all else limits.samples, limits.runs)
     by_block = BlockChecks(found, vocabulary, expected, where)
     by_document = DocumentChecks(found, expected, where, sequence_length)
     is_plain = expected.format in ("text", "samples") and expected.bytes_add_up
-    budget, borders = limits.text_tokens, expected.has_borders
-    by_text = TextChecks(found, vocabulary, tokenizer, where, budget, is_plain, of_train, borders)
+    by_text = TextChecks(found, vocabulary, tokenizer, where, limits.text_tokens, is_plain, of_train)
     by_pair = PairChecks(found, where)
     documents = DocumentWalk(vocabulary.eos_id)
     is_pairs = expected.format == "preference"

@@ -22,7 +22,7 @@ chunk_tasks  what a worker does with a chunk
 shard_tasks  what a worker does with a shard: ranges of encoded texts, joined
 shards_of_workers  the shards of texts that are concatenated, written by those workers
 appended     a source appended to a mixture: the shards of the others stay
-counted_set  what is counted of it meanwhile, and its progress
+counted_set  counts a set while it is written, and prints the progress
 directory    a directory that is replaced as a whole: lock, temporary sibling, swap
 baselines    what a model must beat: unigram, bigram, gzip, bzip2, xz
 """
