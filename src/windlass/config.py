@@ -240,8 +240,7 @@ class RunConfig(Settings):
 
 def load_recipe(path: str | Path, *overrides: str, family: type[Family] | None = None) -> RunConfig:
     """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides. `${NAME}`
-    in a value is that environment variable. `family`: a model family of the caller's own, which this and later recipes of the
-    process may name.
+    in a value is that environment variable. `family`: one of the caller's own, for the recipes of this process.
 
     Raises UserError for a missing file, bad YAML, unset variables, unknown or mistyped keys, and settings that contradict each
     other.
