@@ -57,7 +57,7 @@ class Run:
     recorder: Recorder
     provenance: dict[str, Any]
     base: dict[str, Any] | None
-    """Of a run with an adapter: which files its frozen base is (see training/start/base_model)."""
+    """Which files the frozen base of an adapter is (see training/start/base_model); None without an adapter."""
     base_files: Mapping[str, bytes | Path]
     """Files of a checkpoint on the model that this run began from (see training/start/base_model)."""
     start_step: int
@@ -65,17 +65,17 @@ class Run:
     schedule: Callable[[int, int], float]
     """(completed steps, all steps) -> the learning rate of the next update."""
     sinks: Sequence[Sink] = ()
-    """Of a script that calls `train`, besides those that the recipe names."""
+    """Sinks of a script that calls `train`, besides those that the recipe names."""
     opened: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
     """What is let go of at the end, however the run ends: the lock on the directory, the log beside the terminal, the batches."""
     heartbeat: Heartbeat = dataclasses.field(default_factory=Heartbeat)
-    """Of a run that nobody watches: memory of its own."""
+    """Where this rank says what it does; memory of its own where nobody watches the run."""
     profiler: StepRecorder | None = None
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
     step: int = -1
-    """Of the last status: see windlass.status."""
+    """The step that the last status names (see windlass.status)."""
 
     def __enter__(self) -> Self:
         self.report_status("running", self.start_step)

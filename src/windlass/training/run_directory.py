@@ -213,7 +213,7 @@ def fetch_run(config: RunConfig) -> None:
 
 
 def open_mirror(config: RunConfig, runtime: Runtime) -> Mirror | None:
-    """Of rank 0, which copies what is committed; None on the others, and where the recipe names no store."""
+    """The mirror of rank 0, which copies what is committed; None on other ranks, and where the recipe names no store."""
     if config.checkpoint.remote is None or runtime.rank != 0:
         return None
     return Mirror(open_remote(config.checkpoint.remote), config.run.directory, config.checkpoint)

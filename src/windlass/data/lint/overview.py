@@ -51,7 +51,7 @@ class Overview(NamedTuple):
     prepared: Prepared
     sets: list[SetOverview]
     left_out: list[LeftOut]
-    """Of every source that left something out."""
+    """Every source that left something out, with what it left out."""
     mixture: list[tuple[int, list[tuple[str, float]]]]
     """(first sample of a stage, [(source, its share)]); empty where sources are not mixed, or the shares are not known."""
     lint: LintResult
