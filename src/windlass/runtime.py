@@ -59,7 +59,7 @@ class Runtime:
     saving: dist.ProcessGroup
     """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
     _turns: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers the work that one rank does for the others: each piece has a key of its own in the store."""
+    """Numbers the pieces of work that are done once for all ranks: each has a key of its own in the store."""
     begun_s: float = field(default_factory=time.perf_counter)  # when this process joined the others
 
     @property
@@ -102,8 +102,8 @@ class Runtime:
         wait_for(self.store, keys)
 
     def exit_code(self, error: BaseException) -> int:
-        """The exit code of a run that ends by `error` here. Where a WindlassError of another rank alone caused `error`, that
-        rank's code."""
+        """The exit code of a run that ends by `error` here. Where a WindlassError of another rank has caused `error`, it is
+        that rank's code."""
         code = exit_code_of(error)
         if self.store is not None and self.world > 1 and isinstance(error, Exception):
             with contextlib.suppress(RuntimeError):  # of a store that is gone
