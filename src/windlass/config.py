@@ -86,7 +86,7 @@ class RunConfig(Settings):
 
     @property
     def samples_per_step(self) -> int:
-        """Of the training stream: sequences, or pairs of them."""
+        """Samples of the training stream that a step takes: sequences, or pairs of them."""
         return self.sequences_per_step // self.data.sequences_per_sample
 
     def counts_answers(self, name: str) -> bool:

@@ -107,7 +107,7 @@ def _half_named(environ: Mapping[str, str]) -> list[str]:
 
 
 def _of_several(known: Sequence[Launcher], environ: Mapping[str, str]) -> Launcher | None:
-    """Of the launchers whose names are there, the one that made this process a rank of several; None: it is alone.
+    """The launcher that made this process one rank of several, out of those whose names are set; None: the process is alone.
 
     mpirun may run in a shell that srun made, which is a step of one task. And inside SLURM mpirun starts its daemons by srun, one
     per host, whose names the ranks inherit: mpirun's are the ranks' own. srun's PMI-2 exports two of Hydra's names, and not the
@@ -126,7 +126,7 @@ def _of_several(known: Sequence[Launcher], environ: Mapping[str, str]) -> Launch
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
-    """Of a process whose WORLD_SIZE is 1. Raises UserError where another launcher started it as one of several."""
+    """Checks a process whose WORLD_SIZE is 1. Raises UserError where another launcher started it as one of several."""
     for launcher in LAUNCHERS:
         size = environ.get(launcher.world, "1")
         if launcher.rank in environ and size != "1":
@@ -166,7 +166,7 @@ def _check_torchrun(environ: Mapping[str, str]) -> None:
 
 
 def _check_numbers(environ: Mapping[str, str], rank: str, world: str, local_rank: str) -> None:
-    """Of the names that hold them. Raises UserError."""
+    """Raises UserError where one of these variables holds no whole number, or the rank is not below the number of ranks."""
     for name in (rank, world, local_rank):
         if not environ.get(name, "0").isdigit():
             raise UserError(f"{name}={environ[name]}", f"{name} is a whole number from 0", f"correct {name}")

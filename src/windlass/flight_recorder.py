@@ -19,7 +19,7 @@ def entries() -> list[dict[str, Any]]:
 
 
 def last_collectives() -> str:
-    """Of each process group the last collective that this rank has begun, and the last send or receive, the newest first: JSON,
+    """The last collective of each process group that this rank has begun, and the last send or receive, the newest first: JSON,
     as windlass.supervise.rank_stacks reads it."""
     last: dict[tuple[str, bool], tuple[str, int, str, bool, bool]] = {}
     for entry in entries():

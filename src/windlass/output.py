@@ -16,7 +16,7 @@ from windlass.errors import UserError, WindlassError
 from windlass.safe_text import shown
 
 TAIL_LINES: Final = 30
-"""Of a failing rank's log, shown on its stderr."""
+"""Lines of a failing rank's log that are shown on its stderr."""
 _LEFT: Final = list[tuple[int, int]]()
 """Where stdout and stderr of this rank led before a run that failed, since they lead to its log still."""
 ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -37,7 +37,7 @@ SEGMENTS: Final = "expandable_segments:True"
 """A segment grows in place, so that tensors of other sizes leave fewer holes (torch's notes on CUDA)."""
 
 _RUNS: Final = itertools.count()
-"""Of this process, in worlds of several ranks: one after the other, so that each rank counts alike."""
+"""Numbers the runs of this process in worlds of several ranks: one after the other, so that each rank counts alike."""
 _LEFT: Final = list[str]()
 """What a run of several ranks failed with whose group this process has kept."""
 
@@ -59,7 +59,7 @@ class Runtime:
     saving: dist.ProcessGroup
     """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
     _turns: Iterator[int] = field(default_factory=itertools.count)
-    """Of what is done once for all: each has a key of its own in the store."""
+    """Numbers the pieces of work that are done once for all ranks: each has a key of its own in the store."""
     begun_s: float = field(default_factory=time.perf_counter)  # when this process joined the others
 
     @property
@@ -70,7 +70,7 @@ class Runtime:
 
     @property
     def tree(self) -> Tree:
-        """Of `control`, for what ranks agree on outside the step."""
+        """The tree of `control`, for what ranks agree on outside the step."""
         return Tree(self.control if self.world > 1 else None)
 
     def first(self, work: Callable[[], Result]) -> Result | None:
@@ -102,7 +102,8 @@ class Runtime:
         wait_for(self.store, keys)
 
     def exit_code(self, error: BaseException) -> int:
-        """Of a run that ends by `error` here. What a WindlassError of one rank alone does to the others is its consequence."""
+        """The exit code of a run that ends by `error` here. Where a WindlassError of another rank has caused `error`, it is
+        that rank's code."""
         code = exit_code_of(error)
         if self.store is not None and self.world > 1 and isinstance(error, Exception):
             with contextlib.suppress(RuntimeError):  # of a store that is gone

@@ -32,7 +32,7 @@ class Status:
     step: int
     """Completed optimizer steps."""
     exit_code: int | None
-    """Of the run's process; None while it runs."""
+    """The exit code of the run's process; None while it runs."""
     time: float
     """When this was written, in Unix seconds."""
 

@@ -257,7 +257,7 @@ def fail_in_background(directory: Path, surface: str) -> tuple[str, str, bool]:
     if dist.get_rank() == 1:
         save.PieceWriter = fail  # type: ignore[assignment, misc]
     checkpoints.save(2, constant_state(2.0), {}, {})
-    while not checkpoints.failed:
+    while not checkpoints._has_failed:
         time.sleep(0.01)
     save.PieceWriter = writer  # type: ignore[misc]
     assert [saved.step for saved in checkpoints.poll()] == [1]  # one rank of several must not raise by itself

@@ -118,11 +118,11 @@ def test_a_failure_in_the_background_of_one_process_surfaces_at_poll_and_the_ste
     with monkeypatch.context() as patch:
         patch.setattr("windlass.checkpoint.save.PieceWriter", fail)
         checkpoints.save(2, make_tensors(2), {}, {})
-        while not checkpoints.failed:
+        while not checkpoints._has_failed:
             time.sleep(0.01)
     with pytest.raises(DiskFull, match="the disk is full"):
         checkpoints.poll()
-    assert not checkpoints.failed and checkpoints.poll() == []
+    assert not checkpoints._has_failed and checkpoints.poll() == []
     assert checkpoints.save(2, make_tensors(2), {}, {}, final=True)
     assert committed_steps(tmp_path / "checkpoints") == [2, 1]
 

@@ -26,6 +26,9 @@ COINED = re.compile(
     r"|_told|told_"
 )
 
+# their six docstrings are rewritten apart
+BEING_EDITED = ("training/run.py", "training/run_directory.py", "data/lint/overview.py")
+
 
 def prose(page):
     """The page without what is filled in from the source."""
@@ -77,6 +80,23 @@ def test_docstrings_and_messages_use_the_words_of_the_field():
             f"{where}:{at}: {word[0]}: {line}" for at, line in enumerate(lines, 1) if (word := COINED.search(line))
         ]
     assert not found, "\n" + "\n".join(found)
+
+
+def docstrings_without_a_verb(text):
+    """The lines of Python source on which a docstring begins with "Of "."""
+    return [at for at, line in enumerate(text.splitlines(), 1) if re.match(r'\s*r?"""Of ', line)]
+
+
+def test_no_docstring_begins_with_of():
+    files = {path for path in (ROOT / "src").rglob("*.py") if not str(path).endswith(BEING_EDITED)}
+    found = [f"{file.relative_to(ROOT)}:{at}" for file in sorted(files)
+             for at in docstrings_without_a_verb(file.read_text("utf-8"))]  # fmt: skip
+    assert not found, "say what it returns, does or is:\n" + "\n".join(found)
+
+
+def test_a_docstring_that_begins_with_of_is_seen():
+    text = 'def f():\n    """Of a step."""\n    """Often."""\n\nx = 1\nr"""Of all."""'
+    assert docstrings_without_a_verb(text) == [2, 6]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)

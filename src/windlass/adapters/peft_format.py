@@ -152,7 +152,7 @@ def _diagonal(parts: Sequence[Tensor], joined: Sequence[str], arch: Architecture
 
 
 def _rows(module: str, arch: Architecture) -> slice:
-    """Of the tensor that holds the matrix."""
+    """The rows that the module's matrix takes in the tensor that holds it."""
     first = stored_tensor(f"{module}.weight", arch).first
     return slice(first, first + parameter_shapes(arch)[f"{module}.weight"][0])
 

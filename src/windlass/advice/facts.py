@@ -6,7 +6,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Of one session of a run. Elements are of the whole model, bytes of one element."""
+    """The figures of one session of a run. Elements are counted over the whole model; bytes are those of one element."""
 
     device: str
     """As torch names it; "CPU"."""
@@ -19,23 +19,23 @@ class RunFacts:
     elements: int
     """Parameters."""
     end_elements: int
-    """Of them, those outside of the blocks: embedding, final norm, head."""
+    """Parameters outside of the blocks: embedding, final norm, head."""
     trained_elements: int
     """Parameters, or an adapter's factors, that have gradients."""
     units: int
     """FSDP2 units: see parallel/fsdp."""
     end_units: int
-    """Of them, those outside of the blocks."""
+    """FSDP2 units outside of the blocks."""
     gathered_bytes: int
-    """Of an element that is gathered, or multiplied."""
+    """Bytes of an element that is gathered, or multiplied."""
     reduced_bytes: int
-    """Of an element of a gradient that is summed over ranks."""
+    """Bytes of an element of a gradient that is summed over ranks."""
     flops_per_token: float
     """Forward and backward, causal: what the MFU counts."""
     recomputed_flops: float
     """Per token, done a second time in backward."""
     peak_flops: float | None
-    """Of one device in 16 bits; None where it is unknown, or where the run computes in fp32."""
+    """Peak FLOP/s of one device in 16 bits; None where it is unknown, or where the run computes in fp32."""
     filled: float
     """Share of the positions of the prepared rows that hold a token."""
 

@@ -28,7 +28,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one rank, for estimates alone."""
+    """The rates of one rank, which only estimates use."""
 
     flops: float
     link_bytes_s: float

@@ -37,7 +37,7 @@ class Observed:
     mfu: float | None
     memory_bytes: int
     operators: int | None
-    """Of one step; None where the run ended before they were counted."""
+    """Operators in one step; None where the run ended before they were counted."""
     reads: int | None
     """Numbers that the host read back from the device in one step, before it is logged."""
     ledger: Mapping[str, float]
@@ -131,7 +131,7 @@ def _settings(run_directory: Path) -> Mapping[str, Any]:
 
 
 def _newest_profile(run_directory: Path) -> Summary | None:
-    """Of those that `windlass profile` has summed up; None where there is none that can be read."""
+    """The newest profile that `windlass profile` has summed up; None where none can be read."""
     folders = sorted((run_directory / PROFILES).glob("step-*-rank-*"), reverse=True)
     for folder in folders:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

@@ -24,7 +24,7 @@ from windlass.units import MIB
 
 @dataclass(frozen=True)
 class Sent:
-    """Of one rank in one step."""
+    """The calls that one rank makes in one step, and the bytes that it sends with them."""
 
     calls: int
     bytes: float

@@ -68,11 +68,11 @@ class SavedStep:
 
 
 def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
-    """Whether every_minutes has passed since the last save. Ask on rank 0 only, and let it send the answer to the others.
+    """Whether every_minutes has passed since the last save.
 
-    Clocks differ between ranks: if each read its own, some would save and others would not. The trainer already agrees
-    on a stop flag without waiting for it (posted at one step, read at the next); this flag travels in the same
-    message.
+    Clocks differ between ranks: if each rank read its own, some would save and others would not. So rank 0 decides by its
+    clock and broadcasts the answer. The trainer does so on logging steps alone (training/saving.py): a save by the clock
+    begins on the first logging step after it is due.
     """
     return config.every_minutes is not None and elapsed_s >= 60 * config.every_minutes
 
@@ -144,7 +144,7 @@ class Checkpoints:
             self._staging.make(self._written(tensors))
 
     def _written(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Of these, what this rank writes."""
+        """The tensors that this rank writes."""
         written = self._plan.written
         return {name: tensor for name, tensor in tensors.items() if name in written}
 
@@ -194,12 +194,11 @@ class Checkpoints:
         return True
 
     @property
-    def failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Whether the background save has failed on this rank. Local, free, raises nothing.
 
-        Agree on it with the stop flag; once it is up, all ranks call `wait`, which raises the same error on each. (A
-        save ends at another moment on each rank, so a rank that raised by itself would leave the others in a
-        collective.)
+        A save ends at another moment on each rank, so a rank of several that raised by itself would leave the others in a
+        collective. It trains on, and the next `save` or `wait`, which all ranks call, raises the same error on each.
         """
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
@@ -208,7 +207,7 @@ class Checkpoints:
 
         A failure is not lost: one rank raises it here, several raise it together in the next `save` or `wait`.
         """
-        if self._pending is not None and self._pending.done() and not (self.failed and self._exchange.world > 1):
+        if self._pending is not None and self._pending.done() and not (self._has_failed and self._exchange.world > 1):
             self.wait()
         saved, self._saved = self._saved, []
         return saved

@@ -23,7 +23,7 @@ from windlass.errors import UserError
 
 
 def kept_steps(metrics: dict[int, float | None], config: CheckpointConfig) -> set[int]:
-    """Of the steps in `metrics` (step -> validation loss or None), those that stay."""
+    """The steps whose checkpoints stay, out of those in `metrics` (step -> validation loss or None)."""
     newest = sorted(metrics, reverse=True)[: config.keep_last]
     scored = sorted((metric, -step) for step, metric in metrics.items() if metric is not None)
     best = [-negative for _, negative in scored[: config.keep_best]]

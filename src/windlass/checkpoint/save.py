@@ -120,8 +120,8 @@ def join_held(lower: dict[str, HeldTensor], higher: dict[str, HeldTensor]) -> di
 
 
 def choose_writers(held: dict[str, HeldTensor], world: int) -> dict[str, SavedTensor]:
-    """Of every tensor grids without replicas: of ranks that hold the same, those write that have least to write yet. Large
-    tensors are given first."""
+    """Chooses which ranks write each tensor, as grids without replicas: of the ranks that hold the same part, the one with the
+    least to write so far writes it. Large tensors are assigned first."""
     load, chosen = np.zeros(world), {}
     for name, tensor in sorted(held.items(), key=lambda pair: -_largest(pair[1].grids)):
         item, num_elements = DTYPES[tensor.dtype].itemsize, math.prod(tensor.shape)

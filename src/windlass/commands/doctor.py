@@ -153,7 +153,8 @@ def check_directories(config: RunConfig) -> Iterator[Diagnosis]:
 
 
 def checkpoint_bytes(config: RunConfig, world: int | None) -> int:
-    """Of one checkpoint of this recipe. Raises UserError where the model is none, or does not fit the layout."""
+    """Bytes of one checkpoint of this recipe. Raises UserError where `model` names no model, or the model does not fit the
+    layout."""
     architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
     config.check_layout(architecture, world)
     return count_trained(config, architecture) * BYTES_PER_ELEMENT

@@ -34,7 +34,7 @@ def hash_blocks(file: IO[bytes]) -> tuple[str, int, bytes]:
 
 
 def line_ends_before(blocks: bytes) -> np.ndarray:
-    """Of each block, the line ends in all before it, [blocks]."""
+    """The number of line ends before each block, [blocks]."""
     counts = np.frombuffer(blocks, BLOCK)["line_ends"].astype(np.int64)
     return np.cumsum(counts) - counts
 

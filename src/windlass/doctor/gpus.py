@@ -29,7 +29,7 @@ class Gpu:
     links: tuple[bool, ...] = ()
     """Whether each NVLink is active."""
     lanes: tuple[int, int] | None = None
-    """Of PCIe: now, and the most that GPU and slot can do."""
+    """PCIe lanes: those in use now, and the most that GPU and slot can use."""
     health: GpuHealth = field(default_factory=GpuHealth)
     pids: tuple[int, ...] = ()
     """Processes that compute on it."""

@@ -36,7 +36,7 @@ class HostLimits(NamedTuple):
 
 
 def read_limits() -> HostLimits:
-    """Of this process: what its children may raise a soft limit to."""
+    """The hard limits of this process, up to which its children may raise a soft limit; and the size of /dev/shm."""
     try:
         found = os.statvfs("/dev/shm")
         shared = found.f_frsize * found.f_blocks

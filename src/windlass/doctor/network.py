@@ -40,7 +40,7 @@ class Meeting(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """Of this host, in the kernel's order."""
+    """The network interfaces of this host, in the kernel's order."""
     states = psutil.net_if_stats()
     return [
         Interface(

@@ -17,7 +17,7 @@ Quantity = Annotated[str, Written(r"[1-9]\d*[MGT]i", "a whole number and Mi, Gi 
 
 
 SUBDOMAIN: Final = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
-"""Of Kubernetes (RFC 1123)."""
+"""The pattern of a Kubernetes subdomain (RFC 1123)."""
 Label = Annotated[
     str, Written(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a label: lower-case letters, digits and inner dashes")
 ]

@@ -39,7 +39,7 @@ class Restarts:
         self._failed: tuple[Path, Status] | None = None
 
     def deadlines(self) -> Deadlines | None:
-        """Of the next start's ranks; None where nothing is to be watched."""
+        """The deadlines of the next start's ranks; None where nothing is to be watched."""
         return Deadlines(self._stall_s, self._data_s + self._stall_s) if self._stall_s else None
 
     def why_not(self, failure: Failure) -> str | None:

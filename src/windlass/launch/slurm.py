@@ -25,11 +25,11 @@ NOT_REQUEUED: Final = (*FINAL, 126, 127)
 signal is SLURM's, and a run may be preempted before its first checkpoint."""
 IN_CONTAINER: Final = "python3"
 FOLDER: Final = "slurm"
-"""Of a run directory: the scripts, and what jobs print."""
+"""The folder in a run directory that holds the scripts, and what jobs print."""
 
 
 class Size(NamedTuple):
-    """Of a job. `gpus_per_node`: 0 where ranks train on CPUs, else one for each task."""
+    """The size of a job. `gpus_per_node`: 0 where ranks train on CPUs, else one for each task."""
 
     nodes: int
     tasks_per_node: int

@@ -223,7 +223,7 @@ def _block_shapes(arch: Architecture, is_sparse: bool) -> dict[str, tuple[int, .
 
 
 def _block_norms(arch: Architecture) -> list[str]:
-    """Of a block, by the position of each and never by what else a family's files call so."""
+    """The norms of a block, named by the position of each and never by what else a family's files call so."""
     before = ["input_layernorm", *([] if arch.parallel_block else ["post_attention_layernorm"])]
     after = ["post_self_attn_layernorm", "post_mlp_layernorm"]
     return [*(before if arch.norm_inputs else []), *(after if arch.norm_outputs else [])]

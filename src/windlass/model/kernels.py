@@ -34,7 +34,7 @@ CPU_TOKENS: Final = 32
 
 
 def _name(operator: str) -> str:
-    """Of the kernel; with the version of the FlashAttention that replaces torch's own."""
+    """The kernel's name, with the version of the FlashAttention that replaces torch's own."""
     active = current_flash_attention_impl() if operator in REPLACED else None
     return (
         KERNELS[operator]

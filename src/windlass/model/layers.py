@@ -55,7 +55,7 @@ class OffsetNorm(nn.RMSNorm):
 
 
 class HeadsNorm(nn.RMSNorm):
-    """Of [B, T, H K]; the maths is RMSNorm's."""
+    """The norm of queries or keys [B, T, H K] over all heads; the maths is RMSNorm's."""
 
 
 def offset_norm(x: Tensor, weight: Tensor, eps: float | None) -> Tensor:

@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
     skip: Tensor
     divisor: Tensor
-    """Of the gradient."""
+    """What the gradient is divided by."""
     shrink: Tensor
     """Learning rate x decay."""
     size: Tensor

@@ -15,7 +15,7 @@ all-to-alls per S T matrices, two where S or T is 1). P: elements of the hidden 
     kept per rank    the momentum, cut as the parameter (AdamW keeps two such moments)
     sent per rank    2 b (P/ST) ((S-1)/S + (T-1)/T) bytes per step, b bytes per element of the compute dtype: little beside ZeRO's
                      gathers
-    FLOPs            steps (4 r^2 c + 2 r^3) per matrix: 5 r / T of training's where r = c, at T tokens per step. Replicas (DDP,
+    FLOPs            steps (4 r^2 c + 2 r^3) per matrix: 5 r / N of training's where r = c, at N tokens per step. Replicas (DDP,
                      HSDP) each compute the same: sending the results instead would cost b P bytes per step
 
 NS runs in the dtype of the policy's matrix products (bf16, as in the original; fp64, so that layouts can be proved equal), but

@@ -74,7 +74,7 @@ class Numbering:
     stride: int
 
     def numbers(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Of the part's elements start .. stop - 1, as int32 that wraps."""
+        """The numbers of the part's elements start .. stop - 1, as int32 that wraps."""
         at_N = torch.arange(start, stop, dtype=torch.int64, device=device)
         if self.run != self.stride:
             at_N = at_N // self.run * self.stride + at_N % self.run
@@ -82,7 +82,7 @@ class Numbering:
 
 
 def numbering_of(tensor: Tensor) -> Numbering:
-    """Of a plain tensor, or of a DTensor that is cut along dim 0, along one further dim, or along both."""
+    """The numbering of a plain tensor, or of a DTensor that is cut along dim 0, along one further dim, or along both."""
     first, sizes = _box(tensor)
     whole = list(tensor.shape)
     strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]

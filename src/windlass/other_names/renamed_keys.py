@@ -155,7 +155,7 @@ _SECTION: Final = "the section "
 _HERE_ALONE: Final = (("evaluate", "batch_size"),)
 """(section, word): elsewhere the word is another section's."""
 _TEXTS: Final = ("model.from", "model.family", "model.tie_word_embeddings")
-"""Of a model's settings those that are no whole numbers."""
+"""A model's settings that are no whole numbers."""
 _WITHIN: Final = {"optim.schedule": "lr_scheduler scheduler lr_scheduler_kwargs lr_schedule"}
 """Place of ours -> sections of other tools whose keys are all settings there."""
 _FILE_FORMATS: Final = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "mds", "megatron", "bin")

@@ -179,7 +179,7 @@ def _also_train(value: Any) -> str:
 
 
 def objective_setting(value: Any) -> str:
-    """Of an objective or a loss by another tool's name."""
+    """The setting for an objective or a loss that another tool names."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
     return _STAGES.get(name) or _LOSSES.get(name) or INSTEAD
 

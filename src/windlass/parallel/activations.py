@@ -63,7 +63,7 @@ class Kept:
     full: int
 
     def times(self, number: int) -> "Kept":
-        """Of `number` micro-batches."""
+        """The bytes that `number` micro-batches keep."""
         return Kept(number * self.none, number * self.selective, number * self.full)
 
 
@@ -73,7 +73,7 @@ class RecomputePlan:
 
     kinds: tuple[str, ...]
     kept_bytes: int | None = None
-    """Of the pipeline rank that keeps most. None where the recipe has no budget."""
+    """Bytes kept by the pipeline rank that keeps the most. None where the recipe has no budget."""
     in_flight: int = 1
     """The most micro-batches that a rank keeps at once."""
 

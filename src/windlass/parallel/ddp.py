@@ -1,6 +1,6 @@
 """DDP: every rank keeps the whole model; gradients are summed by one all-reduce per bucket, while backward still runs.
 
-The picture: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
+The picture, for N ranks: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
 
     kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32
     sent per step    an all-reduce per bucket, P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-

@@ -19,7 +19,8 @@ alike, and the scatter that ends an MLP sums over channels (tensor.py).
                      layer's E / X experts in place of E. Activations of the rows that arrive, which depend on the routing
     sent per rank    per sparse layer and micro-batch an all-to-all of E numbers of 8 bytes, and two of rows in forward, two in
                      backward: R D b bytes each, of which a share of (X-1)/X leaves the rank where loads are even; recompute
-                     full: the first three again; selective: none. R = B T K rows, b bytes per element
+                     full: the first three again; selective: none. R = B T K rows: B sequences of T tokens each, K experts a
+                     token; b bytes per element
     host             per pass and layer one read of 2 X numbers, the rows sent and received: the host sets message sizes. It
                      waits for the router, not for the experts
 

@@ -99,7 +99,7 @@ def apply_fsdp(
 
 
 def _ranks(mesh: DeviceMesh) -> int:
-    """Of the mesh's last axis, along which parameters are cut."""
+    """The number of ranks on the mesh's last axis, along which parameters are cut."""
     return mesh.size(mesh.ndim - 1)
 
 

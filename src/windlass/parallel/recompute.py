@@ -1,12 +1,12 @@
 """Recomputation: throw activations away in forward, compute them again in backward.
 
-A block of hidden size H keeps about 34 B T H bytes of activations in 16 bits, plus attention's (Korthikanti et al., arXiv
-2205.05198). Each kind keeps, at this cost:
+A block of hidden size D keeps about 34 B T D bytes of activations in 16 bits for a micro-batch of B sequences of T tokens, plus
+attention's (Korthikanti et al., arXiv 2205.05198). Each kind keeps, at this cost:
 
     none        everything; no extra work
     selective   the outputs of matrix products and attention; norms, activations, rope and residuals are recomputed
                 (a few per cent of the time, since they are bound by memory and not by FLOPs)
-    full        each block's input only, B T H; the whole forward again: 1/3 more FLOPs
+    full        each block's input only, B T D; the whole forward again: 1/3 more FLOPs
 
 Within a budget of bytes each block has its own kind; activations.py chooses.
 

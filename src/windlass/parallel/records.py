@@ -32,7 +32,7 @@ NO_MASTERS: Final[Mapping[str, Parameter]] = MappingProxyType({})
 def parameter_record(
     name: str, parameter: Parameter, base: Collection[str], masters: Mapping[str, Parameter]
 ) -> Record:
-    """Of a parameter of the model, which has a master or none. `base`: parameters that no checkpoint keeps."""
+    """The record of a parameter of the model, which has a master or none. `base`: parameters that no checkpoint keeps."""
     copy = parameter if name in masters else None
     tensor, shape = masters.get(name, parameter), torch.Size(parameter.shape)
     return Record(name, tensor, shape, kept=name not in base, copy=copy)
@@ -45,5 +45,5 @@ def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a DTensor this rank's part, in the same memory."""
+    """This rank's part of a DTensor, in the same memory; a plain tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -35,10 +35,10 @@ class Routers:
             part.routing.begin(scale if loss_scale is None else scale * loss_scale.scale)
 
     def figures(self) -> dict[str, torch.Tensor]:
-        """Of the last global batch; empty without experts. Collective. `router_loss`: the load-balancing loss where it is
-        trained on, mean over layers and sequences, 0-dim, as transformers' aux_loss; `expert_loads`: tokens of each layer's
-        busiest expert over the mean of all, [sparse layers]: 1 is even, E / K the worst; `expert_shares`: of all layers' tokens,
-        what each expert gets, [E]."""
+        """The routers' figures for the last global batch; empty without experts. Collective. `router_loss`: the load-balancing
+        loss where it is trained on, mean over layers and sequences, 0-dim, as transformers' aux_loss; `expert_loads`: tokens of
+        each layer's busiest expert over the mean of all, [sparse layers]: 1 is even, E / K the worst; `expert_shares`: the share
+        of all layers' tokens that each expert gets, [E]."""
         if not self._is_sparse or self._count is None:
             return {}
         device = self._count.device

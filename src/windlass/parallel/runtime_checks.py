@@ -77,7 +77,7 @@ class Replicas:
         first_of: dict[int, int] = {}
         flat = [key for row in shared for key in row + [0] * (self._width - len(row))]
         self._first = [first_of.setdefault(key, at) for at, key in enumerate(flat)]
-        """Of each number that the ranks send: the index of the first number that must equal it."""
+        """The index of the first number that must equal it, for each number that the ranks send."""
         self._first_index = torch.tensor(self._first, device=device_type)
 
     def compare(self, tensors: Mapping[str, torch.Tensor], step: int) -> None:
@@ -119,7 +119,7 @@ class Replicas:
 
 
 def _key(name: str, tensor: torch.Tensor) -> int:
-    """Of a tensor and the part of it that this rank holds: the position along each axis that cuts it. Never 0."""
+    """A hash of a tensor's name and of the part that this rank holds: the position along each axis that cuts it. Never 0."""
     part: list[tuple[str, int]] = []
     if isinstance(tensor, DTensor):
         coordinate, axes = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh_dim_names

@@ -1,7 +1,7 @@
 """A tied embedding whose two ends are two pipeline stages: one parameter, and a mirror of it.
 
 The embedding on the first stage is the parameter: it alone has a record, optimizer states and a place in checkpoints. The
-head on the last stage is a mirror:
+head on the last stage is a mirror. V: the size of the vocabulary, D: the hidden size, so that each end has V D elements:
 
     before a step    head <- embedding                      a message of V D elements, first rank -> last rank
     after backward   grad embedding += grad head            a message of V D elements, last rank -> first rank

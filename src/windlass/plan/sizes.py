@@ -21,8 +21,8 @@ from typing import Final
 from windlass.plan.memory import RankMemory
 
 ENOUGH_TOKENS: Final = 16_384
-"""Of one rank in a micro-batch: 12 bytes per parameter take 2.5 % of the time of its 6 FLOPs per token, by an H200's data sheet
-(4.8 TB/s, 989 TFLOP/s)."""
+"""Tokens of one rank's micro-batch from which on larger ones gain little: 12 bytes per parameter take 2.5 % of the time of its 6
+FLOPs per token, by an H200's data sheet (4.8 TB/s, 989 TFLOP/s)."""
 SLACK: Final = 0.1
 """By how much a count may be over the limit and is still tried."""
 KINDS: Final = ("none", "selective", "full")
@@ -40,7 +40,7 @@ class StepSize:
 
 
 def most_tokens(recompute: str) -> int:
-    """Of one rank in a micro-batch: more are not tried."""
+    """The most tokens of one rank's micro-batch that are tried."""
     return ENOUGH_TOKENS * (2 if recompute == "none" else 1)
 
 

@@ -43,15 +43,15 @@ class Precision:
     compute: torch.dtype
     reduce: torch.dtype
     states: torch.dtype
-    """Of the optimizer's moments."""
+    """The dtype of the optimizer's moments."""
     gradients: torch.dtype
-    """Of the sum of a step's gradients on one process (precision/masters.py)."""
+    """The dtype of the sum of a step's gradients on one process (precision/masters.py)."""
     output: torch.dtype | None
     """What the loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
     is_stochastic: bool
     """How the optimizer rounds what it stores in bf16."""
     scaling: Scaling | None = None
-    """Of products in fp8; None: there are none."""
+    """How products in fp8 are scaled; None: there are none."""
 
     @property
     def is_mixed(self) -> bool:

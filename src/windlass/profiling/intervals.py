@@ -19,7 +19,7 @@ def union(spans: Spans) -> Spans:
 
 
 def length(spans: Spans) -> float:
-    """Of a union."""
+    """The total length of the spans of a union."""
     return float((spans[:, 1] - spans[:, 0]).sum())
 
 

@@ -115,7 +115,8 @@ class _Recording:
 
 
 class StepRecorder:
-    """Of one rank. `axes`: see Mesh.axes_of_groups. `counted`: the step whose operators and reads are counted; None for none."""
+    """Records steps of one rank. `axes`: see Mesh.axes_of_groups. `counted`: the step whose operators and reads are counted; None
+    for none."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one rank, per step, in seconds. `step_s` is from the begin of a step to that of the next."""
+    """Where the time of one rank goes, in seconds per step. `step_s` is from the begin of a step to that of the next."""
 
     rank: int
     first_step: int
@@ -94,7 +94,7 @@ class Summary:
     computing_s: float
     communicating_s: float
     hidden_s: float
-    """Of communicating_s, while something was computed."""
+    """The part of communicating_s in which something was computed."""
     idle_s: float
     """Neither: the host prepares, waits for data, or reads."""
     kinds: tuple[OperatorTime, ...]
@@ -122,7 +122,7 @@ def operator_kind(name: str) -> str:
 
 
 def summarize(directory: Path) -> Summary:
-    """Of what a StepRecorder has written. Raises UserError where a file is missing or damaged."""
+    """The summary of what a StepRecorder has written. Raises UserError where a file is missing or damaged."""
     try:
         facts = json.loads((directory / "facts.json").read_text("utf-8"))
         collectives = json.loads((directory / "collectives.json").read_text("utf-8"))

@@ -62,7 +62,7 @@ class ProxyModel:
     is_drawn: bool
     """Whether the recipe begins with weights of its own drawing."""
     head_tokens: int
-    """Of a whole chunk of the head: a micro-batch on a rank has one or two, and a rest."""
+    """Tokens of a whole chunk of the head: a micro-batch on a rank has one or two, and a rest."""
     chunks: Chunks
 
     def borders(self, tp: int) -> list[int]:

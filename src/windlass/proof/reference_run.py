@@ -53,7 +53,7 @@ class ReferenceRun:
     figures: Sequence[Expected]
     """What the program reports of each step besides its loss; empty for most."""
     streams: Mapping[int, torch.Tensor]
-    """Of the first step, as in watch.Seen."""
+    """The residual streams of the first step, as in watch.Seen."""
     targets: Sequence[int]
     """What each step's loss is a mean over: counted targets, or pairs."""
     held_out_targets: int

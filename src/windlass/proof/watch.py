@@ -52,7 +52,7 @@ class Seen:
     norms: list[float]
     evaluations: list[float]
     gradients: dict[str, torch.Tensor]
-    """Of the first step, before the clip."""
+    """The gradients of the first step, before the clip."""
     first_weights: dict[str, torch.Tensor]
     """After the first step: of a mistake in an update only the tensors that it touches differ here."""
     weights: dict[str, torch.Tensor]
@@ -63,10 +63,10 @@ class Seen:
     """Its coordinate on the batch axes."""
     figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Of the first step: per layer that this rank has, the sum and the sum of squares of its part of the residual stream
-    behind that layer; EMBEDDED: before the first."""
+    """The residual stream of the first step: per layer that this rank has, the sum and the sum of squares of its part of the
+    stream behind that layer; EMBEDDED: before the first."""
     touched: list[str] = field(default_factory=list)
-    """Of an adapter's frozen base, what this rank has of it: tensors with other bits after training."""
+    """Tensors of an adapter's frozen base, as far as this rank has it, that have other bits after training."""
 
 
 class Watcher:
@@ -89,7 +89,7 @@ class Watcher:
         return loss
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Of what is trained beside an adapter, else of all parameters. Collective."""
+        """The whole weights: those trained beside an adapter's frozen base, else all. Collective."""
         return {record.name: whole(record.tensor) for record in self.records() if record.counted and record.kept}
 
     def adapt(self, norm: torch.Tensor) -> None:

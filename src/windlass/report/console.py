@@ -150,7 +150,7 @@ def progress_fields(
 
 
 def _rates(line: Mapping[str, Any], form: str, device: str) -> str:
-    """Of all devices and of each; of one alone that is one figure."""
+    """The rate of all devices and that of each; one figure where the two are equal, as on one device."""
     total, each = line["tokens_per_s"], line["tokens_per_s_per_gpu"]
     return _rate(total) if total == each else form.format(_rate(total), format_count(each, is_fixed=True), device)
 

@@ -182,7 +182,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def past_validations(path: Path) -> dict[str, list[Event]]:
-    """Of each set's validations that still count the first, the lowest and the last; empty where the file cannot be read, which
+    """The first, the lowest and the last of each set's validations that still count; empty where the file cannot be read, which
     ends no run. A line without a name or a loss is left out."""
     past: dict[str, list[Event]] = {}
     with contextlib.suppress(UserError, OSError):
@@ -193,13 +193,13 @@ def past_validations(path: Path) -> dict[str, list[Event]]:
 
 
 def first_lowest_last(results: list[Event]) -> list[Event]:
-    """Of one set's results, in order, those that show how a run went: the first, the lowest in loss and the last."""
+    """The results of one set that show how a run went, in order: the first, the lowest in loss and the last."""
     lowest = min(results, key=loss_of)
     return [one for at, one in enumerate(results) if at in (0, len(results) - 1) or one is lowest]
 
 
 def loss_of(result: Event) -> float:
-    """Of a validation; infinite where it was not finite."""
+    """The loss of a validation; infinite where it was not finite."""
     loss = result["loss"]
     return float(loss) if loss is not None and math.isfinite(loss) else math.inf
 

@@ -28,7 +28,7 @@ ROWS: Final = ("a row of memory waits to be replaced", "replacing a row of memor
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """Of one GPU; None, or nothing, for what it does not report."""
+    """The health of one GPU; a field is None, or empty, where the GPU does not report it."""
 
     uncorrected: int | None = None
     """Memory errors since boot that ECC could not correct."""
@@ -63,7 +63,8 @@ def answer(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read_all(device: Path = DEVICE, library: Any = None) -> list[GpuHealth | None]:
-    """Of every GPU of this host, by index; None for one that does not answer. Empty where no driver is, or it is silent."""
+    """The health of every GPU of this host, by index; None for one that does not answer. Empty where no driver is, or it is
+    silent."""
     if not device.exists():
         return []
     nvml = library or importlib.import_module("pynvml")

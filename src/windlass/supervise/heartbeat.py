@@ -63,14 +63,14 @@ class LastBeat(NamedTuple):
 
 
 def folder_of(run_directory: Path) -> Path:
-    """Of the pages of a run's ranks on this host."""
+    """The folder of the pages of a run's ranks on this host."""
     memory = Path("/dev/shm")
     name = hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:16]
     return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"windlass-{os.getuid()}-{name}"
 
 
 def read_beats(run_directory: Path) -> list[LastBeat]:
-    """Of all ranks that have a page here, in the order of ranks; those of dead processes too."""
+    """The last beat of every rank that has a page here, in the order of ranks; those of dead processes too."""
     beats = []
     for file in sorted(folder_of(run_directory).glob("rank-*.page")):
         with contextlib.suppress(OSError, struct.error, IndexError):

@@ -38,7 +38,7 @@ class Incident:
 
     @property
     def number(self) -> int | None:
-        """Of the step that it happened in, counted from 1: after its update a rank is still busy with it."""
+        """The number of the step that it happened in, counted from 1: after its update a rank is still busy with it."""
         return None if self.step is None else self.step + (self.phase in ("data", "step", "update"))
 
     @property

@@ -27,7 +27,7 @@ OF_PROGRAM: Final = {
 }
 CANCELLED: Final = (43, 45)
 NOTICES: Final = (63, 92, 160)
-"""Of hardware, without harm to what runs."""
+"""The numbers in OF_HARDWARE of faults that do no harm to what runs."""
 OF_HARDWARE: Final = {
     46: "the GPU stopped",
     48: "memory error that ECC cannot correct",

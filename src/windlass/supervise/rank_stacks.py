@@ -161,7 +161,7 @@ def _stack(folder: Path, beat: LastBeat, before: int, now_s: float) -> RankStack
 
 
 def main_frames(dump: str) -> tuple[str, ...]:
-    """Of faulthandler's text on all threads: the frames of the main thread, which is the last."""
+    """The frames of the main thread, which is the last in faulthandler's text on all threads."""
     _, _, last = dump.strip().rpartition("\n\n")
     found = (_FRAME.fullmatch(line) for line in last.splitlines())
     return tuple(f"{_short(match[1])}:{match[2]} {match[3]}" for match in found if match)

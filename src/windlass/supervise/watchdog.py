@@ -78,7 +78,7 @@ class Deadlines:
         return max(least_s, TIMES * longest_s)
 
     def late(self, beats: Sequence[LastBeat], now_s: float, is_one_host: bool = False) -> list[LastBeat]:
-        """Of the ranks that the others wait for, those beyond their deadlines."""
+        """The ranks that are beyond their deadlines, among those that the others wait for."""
         timed = [beat for beat in beats if self.of(beat.phase) < math.inf]
         least = min((beat.progress for beat in timed), default=None)
         behind = (beat for beat in timed if beat.progress == least)

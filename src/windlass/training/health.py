@@ -44,7 +44,7 @@ class Spike:
     """The position of the stream behind its global batch."""
 
     def fields(self, num_samples: int, samples: Sequence[str]) -> dict[str, Any]:
-        """Of its incident; `samples`: `shard/row` of those of its global batch, which has `num_samples`."""
+        """The fields of its incident; `samples`: `shard/row` of those of its global batch, which has `num_samples`."""
         start, more = self.end - num_samples, " ..." if len(samples) > SAMPLES_NAMED else ""
         what = (
             f"the gradient norm {self.norm:.4g} is {self.norm / self.median:.0f} times the median {self.median:.4g} of the "

@@ -28,7 +28,7 @@ class Resolved(NamedTuple):
 
     config: RunConfig
     trainer_state: Mapping[str, Any] | None
-    """Of the checkpoint that the run goes on from; None for a new run."""
+    """The trainer state in the checkpoint that the run goes on from; None for a new run."""
     prepared: Prepared
     plan: ModelPlan
     sentences: Sequence[str]

@@ -42,7 +42,7 @@ class Score:
     accuracy: float | None = None
     margin: float | None = None
     source_losses: Mapping[str, float] = field(default_factory=dict)
-    """Of each source of a set of several."""
+    """The loss on each source of a set of several."""
     samples: tuple[int, int] | None = None
     """Scored, and in the set."""
 

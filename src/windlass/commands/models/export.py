@@ -62,9 +62,9 @@ class Exported:
     largest_difference: float
     """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
     base: str | None = None
-    """Of an adapter: the model that it belongs to."""
+    """The base model of an exported adapter."""
     merging: Merging | None = None
-    """Of an adapter: how far the merged model is from both beside each other."""
+    """How far the merged model is from the base with the adapter beside it; None where no adapter is merged."""
     pushed: str | None = None
     """The address of the commit on the hub."""
     kept: tuple[str, ...] = ()

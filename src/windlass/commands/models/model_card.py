@@ -189,7 +189,7 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
 
 
 def _loss(value: float, config: dict[str, Any]) -> str:
-    """Of the checkpoint's model, whose base may be in NF4 where the export's is not."""
+    """The loss of the checkpoint's model, with its unit. That model's base may be in NF4 where the export's is not."""
     recipe = check_recipe(config)
     unit = "nats per answer token" if recipe.counts_answers("validation") else "nats per token"
     unit = "per pair" if recipe.objective.unit == "pairs" else unit

@@ -107,7 +107,7 @@ def _check_model(model: str) -> str:
 
 
 def _num_parameters(model: str) -> int | None:
-    """Of a model in a directory here, by its config.json. None: not known."""
+    """The parameters of the model in a local directory, counted from its config.json; None where that is not possible."""
     try:
         return count_parameters(
             architecture_from_hf(json.loads((Path(model).expanduser() / "config.json").read_bytes()))
@@ -177,7 +177,7 @@ def _validation(source: Mapping[str, str], file: Path, shape: Shape) -> tuple[st
 
 
 def _num_bytes(source: Mapping[str, str]) -> int:
-    """Of files on this host."""
+    """Bytes of the source's files on this host."""
     path = Path(source["path"]).expanduser()
     files = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
     return sum(file.stat().st_size for file in files if file.is_file())
@@ -242,7 +242,8 @@ def _datasets(given: object) -> dict[str, object]:
 
 
 def _source(data: str) -> dict[str, str]:
-    """Of what is here a path, of what looks like one of the hub's names a dataset. Raises UserError."""
+    """The recipe's source for `data`: a path for files here and for URLs, a dataset for what looks like a name on the hub. Raises
+    UserError."""
     if not data:
         raise UserError(
             "no data", "a recipe begins from data", "give a file, a directory, a glob, a URL or a hub dataset"

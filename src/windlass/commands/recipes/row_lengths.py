@@ -25,7 +25,7 @@ USUAL: Final = 1024
 MOST: Final = 8192
 """Above it a person decides: activations grow with the length."""
 FEW: Final = 0.01
-"""Of the rows may be longer."""
+"""The share of the rows that may be longer than the chosen length."""
 SHORT: Final = (128, 256, 512)
 """For files of fewer than LITTLE tokens: packed into sequences of USUAL, 100 short rows would be two sequences an epoch."""
 LITTLE: Final = 32 * USUAL

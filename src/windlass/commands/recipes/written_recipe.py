@@ -28,14 +28,14 @@ SMALL_BASE: Final = 100_000_000
 model as base, 288 conversations, 31 steps: validation loss 5.39 with LoRA at 2e-4, 1.89 with all parameters at 2e-4, 1.33 at
 1e-3. The bound itself is not measured."""
 PART_OF_EPOCH: Final = 8
-"""Of few rows a step takes this part at most."""
+"""Where rows are few, a step takes at most one epoch divided by this."""
 PART_OF_SMALL: Final = 64
 """The same where a small base trains all parameters. Measured 2026-11-28 on two CPU cores: `init`'s small model as base, 504
 conversations, three epochs, seeds 0 and 1: validation loss 1.59 and 1.55 with an eighth of an epoch a step (26 steps), 1.22 and
 1.18 with a sixteenth, 1.11 and 1.05 with a 32nd, 1.06 and 1.00 with a 64th (201 steps), in the same seconds."""
 EPOCHS_OF_LITTLE: Final = "12"
-"""Of few rows, for a small base. Measured on that day: a base of a million parameters and 500 short questions answers 64 of them
-right after 3 epochs, 325 after 6, 498 after 12; trained longer itself, 144 after 3 and 494 after 12."""
+"""Epochs over few rows, for a small base. Measured on that day: a base of a million parameters and 500 short questions answers 64
+of them right after 3 epochs, 325 after 6, 498 after 12; trained longer itself, 144 after 3 and 494 after 12."""
 ALL_PARAMETERS: Final = "of all parameters: a base of under 100 M learns little through LoRA"
 LORA: Final = (("adapter: {kind: lora, rank: 16}", "left out: all parameters; base: nf4 is QLoRA"),)
 COMMENTS: Final = {

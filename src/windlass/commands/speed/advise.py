@@ -16,7 +16,7 @@ from windlass.hardware import Device, find_device
 from windlass.units import format_count, format_duration
 
 SHOWN: Final = "NVIDIA H100 80GB HBM3"
-"""Of a run whose device has no peak here, what its model would do on this one is shown."""
+"""The device that `advise` estimates for where the run's own device has no known peak."""
 HEALTHY: Final = "nothing slow was found"
 
 

@@ -228,7 +228,7 @@ def checkout(root: Path) -> dict[str, Any] | None:
 
 
 def efficiencies(rows: Sequence[BenchRow]) -> dict[BenchRow, float]:
-    """Of each row that has one of the same cell on fewer ranks."""
+    """The scaling efficiency of each row that has a row of the same settings on fewer ranks."""
     found = {}
     for row in rows:
         same = [one for one in rows if one.settings == row.settings and one.median]

@@ -24,7 +24,7 @@ from windlass.data.tokenize.resume import PartSize, PartWriter, found_once, is_w
 CHARS_AT_ONCE: Final = 1 << 20  # of documents, before they are encoded
 SIZES_NAME: Final = "sizes"  # of parts, beside them
 Encoders = dict[Any, Any]
-"""Of a worker, by their settings."""
+"""A worker's encoders, by their settings."""
 EncodedParts = dict[str, list[tuple[Path, PartSize]]]
 """By set."""
 
@@ -85,7 +85,7 @@ class TextSettings(NamedTuple):
     tokenizer_directory: Path
     is_fast: bool
     middles: Middles | None = None
-    """Of documents whose middle is moved."""
+    """How documents are rearranged whose middle is moved; None: no middle is moved."""
 
 
 class ChunkParts(NamedTuple):
@@ -129,7 +129,7 @@ class EncodeChunk(NamedTuple):
         return self._replace(parts={name: self.parts[name] for name in names})
 
     def _sizes(self, of_set: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
-        """Of all parts, which are there then."""
+        """Encodes the chunk, again where parts were damaged, and returns the name and size of every part on disk."""
         self._encode(encoders)
         found = self._counted(of_set, encoders)
         if not is_whole(of_set.directory):  # some were damaged

@@ -37,11 +37,11 @@ class ChunkedSource(NamedTuple):
     numbers: dict[str, int]
     """The source's number in each set."""
     rules: dict[str, Selection]
-    """Of each set, without its sources."""
+    """The selection of each set, without its sources."""
     counted: list[dict[str, Amount]]
-    """Of each chunk, by set; filled by `ChunkedSets.measure`."""
+    """The amount in each chunk, by set; filled by `ChunkedSets.measure`."""
     encoded: list[tuple[EncodeChunk, EncodedParts]]
-    """Of each chunk; filled by `ChunkedSets.encoded`."""
+    """The task and the parts of each chunk; filled by `ChunkedSets.encoded`."""
 
     @property
     def num_bytes(self) -> int:
@@ -146,7 +146,7 @@ class ChunkedSets:
         return any({one, other} <= found.numbers.keys() for found in self._sources)
 
     def num_bytes_of(self, name: str, number: int) -> int:
-        """Of the source's files."""
+        """Bytes of the files of source `number` in set `name`."""
         return self._found[name, number].num_bytes
 
     def run(self, tasks: Iterable[Any], num_bytes: int) -> Iterator[tuple[Any, Any]]:
@@ -159,12 +159,12 @@ class ChunkedSets:
 
     @property
     def num_chunks(self) -> int:
-        """Of all sources, once they are measured."""
+        """The number of chunks of all sources, once they are measured."""
         return sum(len(one.counted) for one in self._sources)
 
     @property
     def num_bytes(self) -> int:
-        """Of their files."""
+        """Bytes of all sources' files."""
         return sum(one.num_bytes for one in self._sources)
 
     def rest(self) -> list[tuple[str, int]]:

@@ -126,7 +126,8 @@ def _hashed(documents: Selection) -> Iterator[tuple[int, Document, int]]:
 
 
 def _bytes_per_token(documents: Selection, tokenizer_files: Sequence[Path]) -> float:
-    """Of a sample: the ends of the documents of the lowest hashes. Raises UserError where only code makes the tokenizer."""
+    """Bytes per token, measured on a sample: the ends of the documents with the lowest hashes. Raises UserError where only code
+    makes the tokenizer."""
     file = next((file for file in tokenizer_files if file.name == TOKENIZER_FILE), None)
     if file is None:
         given = f"data.validation in tokens, and a tokenizer without a {TOKENIZER_FILE}"

@@ -33,7 +33,7 @@ from windlass.units import MIB
 
 UNSAVED = ("directory", "remote", "is_whole", "max_silence_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
-"""Of a preference run's reference scores, which are kept beside the data that they are of."""
+"""The file of a preference run's reference scores, which is kept beside the data that was scored."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class SetInfo:
     by_source: list[list[int]] = field(default_factory=list)
     """[documents, tokens] of each of its sources, in order; tokens as above."""
     unwritten: dict[str, int] = field(default_factory=dict)
-    """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
+    """Fields of learned answers that the chat template does not write -> the number of such answers. Only chat and pairs have
+    any."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,14 @@ class Prepared:
     files: dict[str, str] = field(default_factory=dict)
     """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
     written_order: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each source that grew, by its use: the files that were read -> xxh3-128."""
+    """The files that were read from each source that grew, keyed by the source's use: file -> xxh3-128."""
     bad_rows: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of each source with some, by its use: kind -> number of bad rows, which are left out."""
+    """The bad rows that were left out of each source with some, keyed by the source's use: kind -> number of rows."""
     filtered: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Of each source with filters, by its use: filter -> number of documents that it removed."""
+    """The documents that each source's filters removed, keyed by the source's use: filter -> number of documents."""
     duplicates: dict[str, int] = field(default_factory=dict)
-    """Of each training source, by its use: number of documents left out that came before; empty where it is not asked."""
+    """The number of documents left out of each training source because they came before, keyed by the source's use; empty where
+    the recipe does not ask for it."""
     near_pairs: list[dict[str, Any]] = field(default_factory=list)
     """The first near-duplicates that were left out, as NearPair."""
     date: str | None = None

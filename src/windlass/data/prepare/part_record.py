@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Of I/N. Raises UserError."""
+        """Parses I/N. Raises UserError."""
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
         if found is None:
             given, rule = f"--part {text}", "a part is I/N: number I, from 0, of N parts"

@@ -72,7 +72,8 @@ class Fitted(NamedTuple):
 
     parts: list[Path]
     pieces_P5: np.ndarray
-    """Of each document, or piece of one: sample, number of the part, begin and end in it, whether it is the rest of a cut one."""
+    """A row per document, or piece of one: sample, number of the part, begin and end in it, whether it is the rest of a cut
+    one."""
 
     def made_of(self) -> list[Any]:
         return [[path.name for path in self.parts], xxhash.xxh3_64_hexdigest(self.pieces_P5.tobytes())]

@@ -37,7 +37,7 @@ class SettingsOf(Protocol):
 class ShardsOfWorkers(NamedTuple):
     chunked: ChunkedSets | None
     name: str
-    """Of the set."""
+    """The name of the set."""
     sources: Sequence[Source]
     work: Path
     known: tuple[int, np.ndarray]
@@ -113,7 +113,8 @@ class ShardsOfWorkers(NamedTuple):
         return found
 
     def _again(self, task: WriteShard) -> WrittenShard:
-        """Of parts that were damaged after they were written, or deleted for a shard that is damaged."""
+        """Writes the shard from its parts, after encoding anew those that were damaged after they were written, or deleted for a
+        shard that is damaged. Raises OSError where a part is damaged again."""
         assert self.chunked is not None
         for path in task.made.parts:
             if read_part(path) is None:

@@ -235,7 +235,7 @@ class SourceSettings(NamedTuple):
         return RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
 
     def middles(self, name: str) -> Middles | None:
-        """Of the documents that a model learns from."""
+        """How the middle is moved in the documents that a model learns from; None: no middle is moved."""
         config = self.source.fill_in_middle if name == "train" else None
         return middles_of(config, [self.tokenizer.directory / TOKENIZER_FILE])
 

@@ -275,7 +275,8 @@ class Reader:
 
 
 def _table(shard: Shard, data: np.ndarray, where: str) -> SampleTable:
-    """Of the bytes of a shard. Raises BadShard where the header contradicts the index, or a sample contradicts itself."""
+    """The table of the samples in a shard's bytes. Raises BadShard where the header contradicts the index, or a sample
+    contradicts itself."""
     num_samples = int(data[:4].view("<u4")[0])
     offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
     if num_samples != shard.num_samples or len(offsets) != num_samples + 1 or int(offsets[-1]) != shard.num_bytes:

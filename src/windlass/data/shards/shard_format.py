@@ -10,7 +10,7 @@ from windlass.data.shards.columns import ShardColumns, narrowest
 
 
 class ShardFormat(NamedTuple):
-    """Of samples of `num_ids` ids; the rest as in mds.Writer."""
+    """The format of a set's shards: samples of `num_ids` ids; the other fields are mds.Writer's."""
 
     num_ids: int
     shard_bytes: int

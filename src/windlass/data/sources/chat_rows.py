@@ -166,7 +166,7 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
 
 
 def kind_of_value(value: Any) -> str:
-    """Of a value that is no text or list where one is meant."""
+    """The kind of a bad row that has `value` where a text or a list belongs."""
     return "null" if value is None else "wrong type"
 
 
@@ -237,7 +237,7 @@ def _is_in(text: str, written: str) -> bool:
 
 
 def check_specials(document: str, where: str, specials: Specials) -> None:
-    """Of a conversation or a pair as JSON. Raises BadRow where a message holds a special token of the tokenizer."""
+    """Checks a conversation or a pair, as JSON. Raises BadRow where a message holds a special token of the tokenizer."""
     if _written(specials).search(document) is None:
         return
     found = json.loads(document)
@@ -265,7 +265,8 @@ def _finder(specials: Specials) -> re.Pattern[str]:
 
 
 def check_message(message: Mapping[str, Any], where: str, specials: Iterable[str]) -> None:
-    """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises BadRow."""
+    """Checks every field of a message, since a template may write any: tool calls, names, reasoning, the role itself. Raises
+    BadRow."""
     hit = _finder(tuple(specials)).search("\0".join(texts_in(message)))
     if hit is not None:
         found = hit[0]

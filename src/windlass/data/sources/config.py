@@ -265,7 +265,7 @@ class SourceConfig(Settings):
 
     @property
     def avoided_paths(self) -> list[str]:
-        """Of the texts that no document may share an n-gram with."""
+        """Paths of the texts that no document may share an n-gram with."""
         return [] if self.filters is None or self.filters.decontaminate is None else self.filters.decontaminate.paths
 
     @property

@@ -27,7 +27,7 @@ class Amount(NamedTuple):
 
 
 UNKNOWN = Amount(0, UNKNOWN_BYTES)
-"""Of a source that is trained on while it is read."""
+"""The amount in a source that is trained on while it is read."""
 
 
 RunSized = Callable[[Iterable[SketchTexts], int], Iterator[Any]]
@@ -84,7 +84,7 @@ class Selection(NamedTuple):
     held_out: frozenset[int] = frozenset()
     """Hashes of texts that belong to another set."""
     cut: Split | None = None
-    """Of the document that is cut this set has one part: the end, where low is 0."""
+    """The document that is cut, of which this set has one part: the end, where low is 0."""
 
     @property
     def is_pairs(self) -> bool:

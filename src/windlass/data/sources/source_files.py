@@ -79,7 +79,7 @@ class Source(NamedTuple):
     bad_rows: BadRows | FoundRows | None = None
     """Collects bad rows. Without it the first one is raised."""
     fill_in_middle: FillInMiddleConfig | None = None
-    """Of its documents that are trained on."""
+    """How the middle is moved in those of its documents that are trained on."""
     filters: Filters | None = None
     """Removes documents, and counts them; behind every limit but that in tokens."""
 

@@ -100,8 +100,8 @@ def _text_of_value(value: Any, where: str, form: Form, rule: str) -> str:
 
 
 def json_rows(stream: IO[bytes], where: str, form: Form, max_row_bytes: int) -> Iterator[Row]:
-    """Of an array, of lines, or of one object: recognised by the first letter, and by the end of the first line. Raises
-    UserError where the file is none of these: where a row of it ends is not known."""
+    """The rows of a file that is a JSON array, JSON lines, or one JSON object. The first letter and the end of the first line
+    show which. Raises UserError where the file is none of these: where a row of it ends is not known."""
     lines, held = _lines_of(stream, max_row_bytes), list[bytes]()
     for line in lines:
         held.append(line)

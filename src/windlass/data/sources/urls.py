@@ -185,7 +185,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(causes: list[BaseException]) -> int | None:
-    """Of an http answer."""
+    """The status of the HTTP answer among `causes`; None where there is none."""
     import aiohttp
 
     return next((cause.status for cause in causes if isinstance(cause, aiohttp.ClientResponseError)), None)

@@ -42,7 +42,7 @@ class Span(NamedTuple):
     seed: int
     shuffle_window: int
     source_shards: tuple[int, ...] = ()
-    """Of a mixture: shards of each source, one source behind the other."""
+    """The number of shards of each source of a mixture. The shards of one source follow those of the source before."""
     shares: Mapping[str, Any] | None = None
     """Theirs (`Shares.facts`)."""
     lanes: tuple[int, int] | None = None

@@ -60,7 +60,8 @@ class BatchCut:
     batch_rank: int = 0
     batch_ranks: int = 1
     rank: int = 0
-    """Of the world: what an error calls this process. Several ranks share a batch rank where tp, pp or context is over 1."""
+    """This process's rank in the world, by which an error names it. Several ranks share a batch rank where tp, pp or context is
+    over 1."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch_rank < self.batch_ranks and self.micro_batch >= 1 and self.accumulation >= 1
@@ -77,7 +78,7 @@ class BatchCut:
         return range(self.batch_rank * per_rank, (self.batch_rank + 1) * per_rank)
 
     def starts(self) -> range:
-        """Of each of its micro-batches."""
+        """The first sample of each of its micro-batches, counted within the global batch."""
         return self.own[:: self.micro_batch]
 
 
@@ -105,7 +106,7 @@ class Loader:
         self._limit_s, self._is_stuck = limit_s, False
         self._named = named or (lambda number: shards[number].stored.name)
         self._read_shards: list[int] = []
-        """Of the micro-batch that the thread makes now."""
+        """The shards of the micro-batch that the thread makes now."""
         self._ahead: deque[Future[list[Batch]]] = deque()
         self._requests: SimpleQueue[tuple[int, Future[list[Batch]]] | None] = SimpleQueue()
         # a daemon: a read that never returns must not keep the process from ending

@@ -34,7 +34,7 @@ class Stage(NamedTuple):
     start: int
     """Position of its first sample."""
     weights: tuple[float, ...]
-    """Of each source, of any sum; 0: the stage has none of it."""
+    """The weight of each source; weights may add up to any sum; 0: the stage has none of that source."""
 
 
 class _Pattern:

@@ -50,7 +50,7 @@ class PartSize(NamedTuple):
     documents: int
     text_bytes: int
     token_bytes: int
-    """Of text that its ids are of."""
+    """Bytes of the text that its ids encode."""
     num_moved: int
     """Documents whose middle is moved (fill_in_middle)."""
 
@@ -74,7 +74,7 @@ class EncodedTexts(NamedTuple):
     ids: np.ndarray
     """With flags; each document ends by its EOS."""
     num_documents: list[int]
-    """Of each text: none where it is refused."""
+    """The number of documents that each text gives: none where it is refused."""
     refused: list[tuple[str, str, str, str]]
     """As in FinishedPart."""
 
@@ -196,7 +196,7 @@ class PartWriter:
         """`number`: of the next part; `part_tokens`: its size, if smaller than PART_TOKENS."""
         directory.mkdir(parents=True, exist_ok=True)
         self.sizes: deque[int] = deque()
-        """Of the texts that are given to be encoded."""
+        """The sizes of the texts that are given to be encoded."""
         self._directory, self._number, self._tokens = directory, number, min(PART_TOKENS, part_tokens or PART_TOKENS)
         self._gathered = _Gathered(eos_id, self.sizes)
 

@@ -38,7 +38,7 @@ def token_parts(
 
 
 def targets_of_samples(ids_N: np.ndarray, eos_id: int) -> np.ndarray:
-    """Of rows on their way the ids that are targets: all but each one's first, and the EOS behind it."""
+    """The ids that are targets, in rows as `token_parts` makes them: all but each row's first id and the EOS behind it."""
     is_target_N = ids_N != eos_id
     is_target_N[0] = False
     is_target_N[1:] &= ids_N[:-1] != eos_id

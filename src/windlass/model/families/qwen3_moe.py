@@ -25,8 +25,8 @@ def check_router_loss(own: dict[str, Any], merged: dict[str, Any]) -> None:
 
 
 def experts_loop(arch: Architecture) -> dict[str, object]:
-    """Of config.json, for experts of odd widths: transformers' default, one grouped product, takes only rows of whole 16 bytes (8
-    numbers in bf16), and raises at the first token otherwise."""
+    """The entry of config.json for experts of odd widths: transformers' default, one grouped product, takes only rows of whole 16
+    bytes (8 numbers in bf16), and raises at the first token otherwise."""
     is_grouped = arch.hidden_size % 8 == 0 and arch.expert_size % 8 == 0
     return {} if is_grouped or not arch.sparse_layers else {"experts_implementation": "eager"}
 

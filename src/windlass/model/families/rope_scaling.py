@@ -133,7 +133,8 @@ def read_layer_ropes(
     window_theta: float,
     max_positions: int,
 ) -> tuple[Rope, Rope]:
-    """Of the layers without and with a window, as transformers 5 reads them: `rope_scaling` is about the first alone."""
+    """The ropes of the layers without and with a window, as transformers 5 reads them: `rope_scaling` is about the first
+    alone."""
     given = rope_parameters or {}
     others = [name for name in given if name not in ("full_attention", "sliding_attention")]
     if others:

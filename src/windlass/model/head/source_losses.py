@@ -17,7 +17,7 @@ from windlass.errors import UserError
 
 
 class SourceLosses:
-    """Of one Decoder, added up over the micro-batches of a global batch."""
+    """The loss of each source, for one Decoder, added up over the micro-batches of a global batch."""
 
     def __init__(self) -> None:
         self.sums_S2: Tensor | None = None

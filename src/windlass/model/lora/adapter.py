@@ -88,7 +88,7 @@ def is_factor(name: str) -> bool:
 
 
 def trained_shapes(arch: Architecture, adapter: Adapter | None) -> dict[str, tuple[int, ...]]:
-    """Of the parameters that may be trained: all of them, or factors and `also_train`."""
+    """The shapes of the parameters that may be trained: all of them, or factors and `also_train`."""
     shapes = adapted_shapes(arch, adapter)
     if adapter is None:
         return shapes

@@ -47,7 +47,7 @@ def _counts(tp: int, architecture: Architecture) -> dict[str, int]:
 
 
 def _channels(architecture: Architecture) -> dict[str, int]:
-    """Of the MLPs that there are."""
+    """The channels of the kinds of MLP that the model has."""
     num_sparse = len(architecture.sparse_layers)
     mlp = {"channels of the MLP": architecture.intermediate_size} if num_sparse < architecture.num_layers else {}
     return mlp | ({"channels of each expert": architecture.expert_size} if num_sparse else {})

@@ -115,7 +115,7 @@ def data_wait_chart(runs: Runs) -> Chart:
 
 
 def rewards_chart(runs: Runs) -> Chart:
-    """Of pairs: by how much the chosen answer is rewarded over the rejected one."""
+    """The chart of pairs: by how much the chosen answer is rewarded over the rejected one."""
     named = (Line("chosen", "reward_chosen"), Line("rejected", "reward_rejected"), Line("margin", "margin"))
     return Chart("rewards", "Rewards of pairs", "reward", _held(runs, *named), smooth=True)
 

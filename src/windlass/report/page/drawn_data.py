@@ -71,7 +71,7 @@ def marks_of(history: History) -> list[list[Any]]:
 
 
 def _lost(history: History) -> list[list[Any]]:
-    """Of each quantity the stretches in which it was not finite; the last one says so where there are more."""
+    """The stretches in which each quantity was not finite; a quantity's last one says so where there are more."""
     found: list[list[Any]] = []
     for name, stretches in history.lost.items():
         for first, last in stretches:

@@ -186,7 +186,7 @@ class History:
         self._num_restarts += 1
 
     def _kept_ledger(self) -> dict[str, float]:
-        """Of the last line that counts, where the session that ends wrote it."""
+        """The ledger of the last line that counts, where the session that ends wrote it; else empty."""
         if not len(self.buckets) or self.buckets.last_offset[-1] < self._session_start:
             return {}
         return _ledger_of(self.last_line)

@@ -90,7 +90,7 @@ def _speed_tiles(history: History) -> list[Tile]:
 
 
 def median(history: History, series: str) -> float | None:
-    """Of the means of buckets, each as often as it has lines: the median of lines while a bucket holds one."""
+    """The median of the buckets' means, each as often as it has lines: the median of lines while a bucket holds one."""
     rows = history.buckets.series.get(series)
     if rows is None or not rows[COUNT].any():
         return None

@@ -231,7 +231,7 @@ def script_hash(script: str) -> str:
 
 
 def style() -> str:
-    """Of every page."""
+    """The style sheet of every page."""
     return (HERE / "page.css").read_text("utf-8")
 
 

@@ -47,18 +47,18 @@ def device_room(runtime: Runtime) -> Room | None:
 
 
 def gradient_bytes(parameter: torch.Tensor) -> int:
-    """Of this rank's part of its gradient, once there is one."""
+    """Bytes of this rank's part of the parameter's gradient, once there is one."""
     return local_bytes(parameter) // parameter.element_size() * (parameter.grad_dtype or parameter.dtype).itemsize
 
 
 def local_bytes(tensor: torch.Tensor) -> int:
-    """Of this rank's part."""
+    """Bytes of this rank's part of a tensor."""
     local = local_tensor(tensor)
     return int(local.numel() * local.element_size())
 
 
 def standing_bytes(program: Program, optimizer: Optimizer, device: torch.device) -> tuple[int, ...]:
-    """Of KINDS, what `device` keeps between a backward and the update."""
+    """Bytes of each of KINDS that `device` keeps between a backward and the update."""
     here = [record for record in program.records() if record.tensor.device.type == device.type]
     parameters = [one for record in here for one in (record.tensor, record.copy) if one is not None]
     trained = [record.tensor for record in here if record.tensor.requires_grad]

@@ -66,7 +66,7 @@ class OwnParts:
                 )
 
     def names(self) -> dict[str, str]:
-        """Of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
+        """The names of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
         parts = {"objective": self.objective, "source": self.source, "schedule": self.schedule, "family": self.family}
         names = {kind: _name(part) for kind, part in parts.items() if part is not None}
         return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})

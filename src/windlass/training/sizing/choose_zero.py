@@ -18,7 +18,8 @@ from windlass.training.start.model_plan import ModelPlan
 from windlass.units import format_bytes
 
 OF_HOST: Final = 0.5
-"""Of a CPU rank's share of its host: the rest is for the process, the copy that a save writes from, and pages of files."""
+"""The part of a CPU rank's share of its host that may be filled: the rest is for the process, the copy that a save writes from,
+and pages of files."""
 CUTS: Final[Mapping[Stage, str]] = {
     0: "nothing is cut",
     1: "optimizer states are cut",
@@ -111,7 +112,7 @@ class _Needs:
     room: Room | None
 
     def of(self, config: RunConfig, stages: Sequence[Stage]) -> dict[Stage, int]:
-        """Of those of `stages` that the recipe's other settings allow."""
+        """The bytes of each of `stages` that the recipe's other settings allow."""
         found: dict[Stage, int] = {}
         for stage in stages:
             try:

@@ -25,7 +25,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left(root: Path) -> Iterator[int]:
-    """Of each control group that limits memory, what is left."""
+    """Bytes left in each control group that limits memory."""
     for controller, (limit, current, inactive) in FILES.items():
         for folder in own_groups(root, controller):
             try:

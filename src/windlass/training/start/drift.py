@@ -60,7 +60,7 @@ def _changes(key: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _given(value: Any) -> Any:
-    """Of a list of sections (sources, groups) the keys that have a value."""
+    """The keys that have a value, in a section or in each of a list of sections (sources, groups)."""
     if isinstance(value, list):
         return [_given(one) for one in value]
     return {key: one for key, one in sorted(value.items()) if one is not None} if isinstance(value, Mapping) else value

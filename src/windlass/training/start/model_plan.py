@@ -74,7 +74,7 @@ def check_vocabulary(tokens: int, architecture: Architecture) -> None:
 
 
 def recipe_architecture(config: RunConfig, prepared: Prepared) -> Architecture:
-    """Of the recipe's model, with the vocabulary of its data."""
+    """The architecture of the recipe's model, with the vocabulary of its data."""
     architecture = architecture_of(config.model, prepared.vocab_size)
     if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
         architecture = replace(architecture, eos_token_id=prepared.eos_id)

@@ -32,7 +32,7 @@ class Start:
     step: int
     source: str
     trainer_state: Mapping[str, Any] = field(default_factory=dict)
-    """Of the checkpoint; empty for a new run."""
+    """The trainer state in the checkpoint; empty for a new run."""
     drift: tuple[str, ...] = ()
     """Sentences on settings that changed since the checkpoint, and were accepted."""
 
