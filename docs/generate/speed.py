@@ -227,14 +227,15 @@ def gpu_faults() -> str:
 def cores() -> str:
     """Tokens per second of trainers on CPU cores."""
     measured = json.loads((MEASURED / "throughput.json").read_text())["rows"]
+    named = {"trainer": "Trainer", "accelerate": "Accelerate", "litgpt": "LitGPT"}
+    others = {other: name for other, name in named.items() if any(other in row for row in measured.values())}
     rows = []
     for name, row in measured.items():
-        each = (row["windlass"], row["trainer"], row["accelerate"], row.get("litgpt"))
+        each = (row.get(one) for one in ("windlass", *others))
         rates = ("" if one is None else f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
-        over = (row.get(f"over {other}") for other in ("trainer", "accelerate", "litgpt"))
+        over = (row.get(f"over {other}") for other in others)
         rows.append((name, *rates, *("" if one is None else f"{one:.2f}" for one in over)))
-    others = ("Trainer", "Accelerate", "LitGPT")
-    return table(("row", "windlass", *others, *(f"over {other}" for other in others)), rows)
+    return table(("row", "windlass", *others.values(), *(f"over {other}" for other in others.values())), rows)
 
 
 def page() -> str:
