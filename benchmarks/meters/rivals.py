@@ -8,10 +8,12 @@ loss); on CPUs it has no FSDP, so several ranks are DDP. It is imported here alo
 (scripts/litgpt_environment.sh). The last line printed is this rank's tokens per second, of steps UNCOUNTED + 1 to STEPS.
 """
 
+import math
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 STEPS, UNCOUNTED, MICRO_BATCH, LENGTH, VOCABULARY = 30, 10, 4, 256, 4096  # a third of the steps is not counted
@@ -45,6 +47,22 @@ def rows_of_ids(length: int = LENGTH) -> Any:
     return [{"input_ids": row, "labels": row} for row in ids]
 
 
+def end_of_steps(loader: Iterable[Any], step: Callable[[Any, int], None]) -> list[float]:
+    """When each of STEPS calls of `step` ended; it is called with a batch, and its number from 1 on."""
+    ends: list[float] = []
+    while True:
+        for batch in loader:
+            step(batch, len(ends) + 1)
+            ends.append(time.perf_counter())
+            if len(ends) == STEPS:
+                return ends
+
+
+def rate_of(ends: list[float]) -> float:
+    """Tokens per second of one rank, from the time at which each step ended."""
+    return MICRO_BATCH * LENGTH * (STEPS - UNCOUNTED) / (ends[-1] - ends[UNCOUNTED - 1])
+
+
 def trainer(policy: str, compiled: bool) -> float:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -74,7 +92,7 @@ def trainer(policy: str, compiled: bool) -> float:
             use_cpu=True,
         )
         Trainer(rival_model(), arguments, train_dataset=rows_of_ids(), callbacks=[Clock()]).train()
-    return MICRO_BATCH * LENGTH * (STEPS - UNCOUNTED) / (ends[-1] - ends[UNCOUNTED - 1])
+    return rate_of(ends)
 
 
 def accelerate(policy: str, compiled: bool) -> float:
@@ -90,19 +108,15 @@ def accelerate(policy: str, compiled: bool) -> float:
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     if compiled:
         model = torch.compile(model)
-    ends: list[float] = []
-    while len(ends) < STEPS:
-        for batch in loader:
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            ends.append(time.perf_counter())
-            if len(ends) == STEPS:
-                break
-    return MICRO_BATCH * LENGTH * (STEPS - UNCOUNTED) / (ends[-1] - ends[UNCOUNTED - 1])
+
+    def step(batch: Any, _number: int) -> None:
+        accelerator.backward(model(**batch).loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    return rate_of(end_of_steps(loader, step))
 
 
 def litgpt(policy: str, compiled: bool) -> float:
@@ -148,21 +162,17 @@ def litgpt(policy: str, compiled: bool) -> float:
     ids = torch.stack([row["input_ids"] for row in rows_of_ids(LENGTH + 1)])  # it cuts inputs and targets
     of_ids: Any = torch.utils.data.DataLoader
     loader = fabric.setup_dataloaders(of_ids(ids, batch_size=MICRO_BATCH))
-    ends: list[float] = []
-    while len(ends) < STEPS:
-        for batch in loader:
-            step = len(ends) + 1
-            for group in optimizer.param_groups:
-                group["lr"] = PEAK_RATE * min(1.0, step / WARM_UP)
-            loss = chunked_cross_entropy(model(batch[:, :-1].contiguous()), batch[:, 1:].contiguous())
-            fabric.backward(loss)
-            fabric.clip_gradients(model, optimizer, max_norm=1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            ends.append(time.perf_counter())
-            if len(ends) == STEPS:
-                break
-    return MICRO_BATCH * LENGTH * (STEPS - UNCOUNTED) / (ends[-1] - ends[UNCOUNTED - 1])
+
+    def step(batch: Any, number: int) -> None:
+        progress = max(0, number - WARM_UP) / (STEPS - WARM_UP)
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE * min(number / WARM_UP, (1 + math.cos(math.pi * progress)) / 2)
+        fabric.backward(chunked_cross_entropy(model(batch[:, :-1].contiguous()), batch[:, 1:].contiguous()))
+        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return rate_of(end_of_steps(loader, step))
 
 
 if __name__ == "__main__":

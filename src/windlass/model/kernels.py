@@ -36,11 +36,8 @@ CPU_TOKENS: Final = 32
 def _name(operator: str) -> str:
     """The kernel's name, with the version of the FlashAttention that replaces torch's own."""
     active = current_flash_attention_impl() if operator in REPLACED else None
-    return (
-        KERNELS[operator]
-        if active is None
-        else f"flash {active.removeprefix('FA')}" + KERNELS[operator].removeprefix("flash")
-    )
+    version = "" if active is None else f" {active.removeprefix('FA')}"
+    return KERNELS[operator].replace("flash", f"flash{version}", 1)
 
 
 class _Watch(TorchDispatchMode):

@@ -39,10 +39,8 @@ VERSIONS: Final = {3: "FA3", 4: "FA4"}
 """Versions that torch does not bring -> their names in its registry. The first that runs is taken: 3 was written for Hopper."""
 PACKAGES: Final = {3: "flash_attn_interface", 4: "flash_attn.cute"}
 MAJORS: Final = {3: (9,), 4: (9, 10)}  # torch 2.13, torch/nn/attention/_fa3.py and _fa4.py
-SAME_BITS_CHANNELS: Final = (
-    192  # of version 3, hopper/flash_api.cpp: "Deterministic backward not supported for hdim 256"
-)
-
+SAME_BITS_CHANNELS: Final = 192
+"""The most per head in version 3's deterministic backward (hopper/flash_api.cpp)."""
 TRIED_TOKENS: Final = 512  # several blocks of 64 to 128 queries, as such kernels take them
 TRIED_WINDOW: Final = 100  # no multiple of a block
 FAR: Final = 3e-2

@@ -93,7 +93,7 @@ def _first_right(
 
 
 def _version_before(trainer_state: Mapping[str, Any] | None, runtime: Runtime) -> int | None:
-    """That of the run that goes on, if it ran on the same device. Before this setting there was 2 alone."""
+    """The version of the run that goes on, if it ran on the same device: 2, where its checkpoint does not name the key."""
     if trainer_state is None or trainer_state.get("device") != runtime.device_name():
         return None
     version = trainer_state["config"]["run"].get("flash_attention", 2)
