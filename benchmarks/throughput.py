@@ -17,7 +17,6 @@ one are no result, and --write refuses them.
 import argparse
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -29,7 +28,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from meters.rivals import DECAY, LENGTH, MICRO_BATCH, PEAK_RATE, SHAPE, STEPS, UNCOUNTED, VOCABULARY, WARM_UP
+
+from windlass.hardware import cpu_name
 
 RESULTS = Path(__file__).parent / "results" / "throughput.json"
 QUIET_LOAD = 0.7  # one-minute load at the start, above which nothing is written
@@ -164,7 +166,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     machine = {
         "cores": os.cpu_count(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}",
         "load_at_start": round(load, 2),
     }
     versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}

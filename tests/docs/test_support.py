@@ -23,7 +23,6 @@ def test_the_page_is_up_to_date(support):
     assert (ROOT / "docs" / "support.md").read_text() == support.support_page(support.kept()), "run `make docs`"
 
 
-@pytest.mark.long
 def test_the_cells_are_those_that_the_tests_train(support):
     assert support.collect() == support.kept(), "run `python docs/generate/support.py`"
 
