@@ -634,6 +634,21 @@ def test_no_files_import_each_other_in_a_circle():
     assert_none(circles(graph))
 
 
+def circles_of_subjects(imports):
+    """Circles between subjects: a room with the rooms in it. `imports`: (importing module, imported module). A recipe is made of
+    its sections, so that config.py of a subject is imported by any other."""
+    graph = {}
+    for module, name in imports:
+        one, other = (part.removeprefix("windlass").strip(".").split(".")[0] for part in (module, name))
+        if one and one != other and room_of(name) and not name.endswith(".config"):
+            graph.setdefault(one, set()).add(other)
+    return circles(graph)
+
+
+def test_subjects_import_each_other_in_no_circle():
+    assert_none(circles_of_subjects((module, name) for module, _, name, _ in edges()))
+
+
 def test_nothing_of_ours_is_imported_inside_a_function():
     lazy = {(module, name) for module, _, name, is_lazy in edges() if is_lazy and room_of(module) != "cli"}
     assert_none(sorted(lazy - set(LAZY)))
@@ -955,6 +970,10 @@ def test_the_other_rules_see_their_case():
     assert ambiguous_functions({"cli/x.py": one, "data/x.py": one, "training/x.py": other}, {"train"}) == [
         "train: ['cli/x.py', 'data/x.py', 'training/x.py']"
     ]
+    back = [("windlass.parallel.rules.x", "windlass.optim.groups"), ("windlass.optim.groups", "windlass.parallel.mesh")]
+    assert circles_of_subjects(back) == [["optim", "parallel"]]
+    assert circles_of_subjects([back[0], ("windlass.optim.groups", "windlass.parallel.config")]) == []
+    assert circles_of_subjects([back[0], ("windlass.parallel.mesh", "windlass.parallel.rules.x")]) == []
     twice = {"cli/x.py": one, "cli/y.py": one}
     assert ambiguous_functions(twice, {"train"}) == ["train: ['cli/x.py', 'cli/y.py']"]
 

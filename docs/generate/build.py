@@ -3,7 +3,7 @@ blocks of docs/techniques/ and walkthrough.md (fill.py), and draws (pictures.py)
 
 recipe.md lists every key of a recipe, from the configs' types, defaults and docstrings. errors.md shows bad recipes: the real
 command line runs each in an empty directory, and the page shows what it prints. The map lists every source file with the line
-that its room's `__init__.py` gives it.
+that its room's `__init__.py` gives it; README has the names alone.
 """
 
 import ast
@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import textwrap
 import unittest.mock
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ DOCS = Path(__file__).parents[1]
 MAP_PAGE = DOCS / "map.md"
 SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
+README = DOCS.parent / "README.md"
+NAMES_WIDTH = 130  # of a line of README
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
          "checkpoint", "report", "launch", "flyte", "ranks", "supervise", "profiling", "advice", "doctor", "hub",
          "other_names", "plan")  # fmt: skip
@@ -130,6 +133,24 @@ def map_text() -> str:
     return "".join(f"    {line}".rstrip() + "\n" for line in (*blocks, "the hall: files beside the rooms", *beside))
 
 
+def names_text() -> str:
+    """The names of all source files by room, without a word on each, as one indented block."""
+    listed: dict[str, list[str]] = {}
+    for line in map_text().splitlines():
+        if not line.startswith(" " * 8):
+            room = line.strip().partition(":")[0].replace("the hall", "./")
+        elif not line.startswith(" " * 12):  # else a room's picture
+            listed.setdefault(room, []).append(line.split()[0])
+    width = max(map(len, listed)) + 2
+    begin = "\n" + " " * (width + 4)
+    wrapped = {room: textwrap.wrap(" ".join(names), NAMES_WIDTH - width - 4) for room, names in listed.items()}
+    return "".join(f"    {room:{width}}{begin.join(lines)}\n" for room, lines in wrapped.items())
+
+
+def readme() -> str:
+    return MAP.sub(lambda _: names_text(), README.read_text("utf-8"))
+
+
 def _rank_inside(name: str) -> int:
     """Where the room around a room lists it; a room of the first floor comes before what is inside it."""
     outer, _, inner = name.partition("/")
@@ -192,7 +213,8 @@ def run_command(arguments: tuple[str, ...], files: dict[str, str]) -> tuple[int,
 
 def main() -> None:
     MAP_PAGE.write_text(map_page(), "utf-8")
-    print("docs/map.md")
+    README.write_text(readme(), "utf-8")
+    print("docs/map.md, README.md")
     for name, page in (("recipe.md", recipe_page()), ("errors.md", errors_page())):
         (DOCS / name).write_text(page, "utf-8")
         print(f"docs/{name}")

@@ -6,7 +6,6 @@ import torch
 
 from tests.checkpoint import cases
 from tests.checkpoint.cases import blank, is_state_of, make_run, make_tensors, save_steps
-from windlass.checkpoint.checkpoints import clock_due
 from windlass.checkpoint.commit import DiskFull, committed_steps
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_tensor_index
@@ -89,23 +88,23 @@ def test_due_follows_steps_pins_and_the_agreed_clock():
     config = {"every_steps": 10, "keep_steps": [0, 15]}
     checkpoints = make_run(Path("nowhere"), **config)
     assert [step for step in range(32) if checkpoints.due(step)] == [0, 10, 15, 20, 30]
-    assert checkpoints.due(7, clock_due=True) and not make_run(Path("nowhere")).due(10)
+    assert checkpoints.due(7, has_agreed=True) and not make_run(Path("nowhere")).due(10)
 
 
 def test_the_clock_is_due_after_so_many_minutes_since_the_last_save(tmp_path, monkeypatch):
-    config = CheckpointConfig(every_minutes=2)
-    assert [clock_due(config, seconds) for seconds in (0, 119.9, 120, 500)] == [False, False, True, True]
-    assert not clock_due(CheckpointConfig(every_minutes=None), 1e9)
-    assert clock_due(CheckpointConfig(), 30 * 60), "a recipe that sets nothing saves every half hour"
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    checkpoints = make_run(tmp_path, every_minutes=2)
-    now = 1119.0
-    assert not checkpoints.clock_due
-    now = 1121.0
-    assert checkpoints.clock_due
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    checkpoints, never = make_run(tmp_path, every_minutes=2), make_run(tmp_path, every_minutes=None)
+    due = []
+    for passed_s in (0, 119.9, 120, 500):
+        clock[0] = 1000.0 + passed_s
+        due.append(checkpoints.is_late)
+    assert due == [False, False, True, True]
     checkpoints.save(1, make_tensors(1), {}, {})
-    assert not checkpoints.clock_due
+    assert not checkpoints.is_late
+    clock[0] = 1e9
+    assert checkpoints.is_late and not never.is_late
+    assert CheckpointConfig().every_minutes == 30, "a recipe that sets nothing saves every half hour"
 
 
 def test_a_failure_in_the_background_of_one_process_surfaces_at_poll_and_the_step_can_be_retried(tmp_path, monkeypatch):

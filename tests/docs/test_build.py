@@ -30,6 +30,18 @@ def test_the_map_is_up_to_date_and_names_every_file(build):
     assert [path for path in build.SOURCE.rglob("[!_]*.py") if path.stem not in words] == []
 
 
+def test_the_readme_has_the_name_of_every_file(build):
+    assert build.README.read_text() == build.readme(), "run `make docs`"
+    found, room = {}, ""
+    for line in build.names_text().splitlines():
+        room = line[4:].split()[0] if line[4] != " " else room
+        found.setdefault(room, []).extend(line[len("    commands/recipes/") :].split())
+    files = {}
+    for path in build.SOURCE.rglob("[!_]*.py"):
+        files.setdefault(f"{path.parent.relative_to(build.SOURCE).as_posix()}/", set()).add(path.stem)
+    assert {room: set(names) for room, names in found.items()} == files
+
+
 def test_every_key_of_a_recipe_says_what_it_does(build):
     bare = [line for line in build.recipe_page().splitlines() if line.startswith("| `") and line.endswith("|  |")]
     assert bare == []

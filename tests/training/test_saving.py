@@ -76,14 +76,14 @@ def train_beside_a_clock(config, due_on):
     """Training whose ranks differ on whether it is time to save: it is on `due_on` alone."""
     from torch import distributed
 
-    from windlass.checkpoint import checkpoints
+    from windlass.checkpoint.checkpoints import Checkpoints
 
-    original, own = checkpoints.clock_due, distributed.get_rank() == due_on
-    checkpoints.clock_due = lambda config, elapsed_s: own and config.every_minutes is not None
+    original, own = Checkpoints.is_late, distributed.get_rank() == due_on
+    Checkpoints.is_late = property(lambda _: own)
     try:
         return tiny.train(config)
     finally:
-        checkpoints.clock_due = original
+        Checkpoints.is_late = original
 
 
 @pytest.mark.parametrize(("due_on", "steps"), [(0, [4, 8, 10]), (1, [10])])

@@ -3,7 +3,7 @@
     checkpoints = Checkpoints(run_directory / "checkpoints", config, run_id=..., rank=..., world=..., group=...)
     trainer_state = checkpoints.restore(tensors)                 # None: nothing was ever committed
     ...
-    if checkpoints.due(step, clock_due): checkpoints.save(step, tensors, trainer_state, files, metric)
+    if checkpoints.due(step, has_agreed): checkpoints.save(step, tensors, trainer_state, files, metric)
     for saved in checkpoints.poll(): ...                   # what was committed since: the events of the run
     ...
     checkpoints.save(step, tensors, trainer_state, files, final=True)
@@ -65,16 +65,6 @@ class SavedStep:
     stall_s: float
     elapsed_s: float
     not_deleted: str
-
-
-def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
-    """Whether every_minutes has passed since the last save.
-
-    Clocks differ between ranks: if each rank read its own, some would save and others would not. So rank 0 decides by its
-    clock and broadcasts the answer. The trainer does so on logging steps alone (training/saving.py): a save by the clock
-    begins on the first logging step after it is due.
-    """
-    return config.every_minutes is not None and elapsed_s >= 60 * config.every_minutes
 
 
 def _to_stderr(sentence: str) -> None:
@@ -148,16 +138,22 @@ class Checkpoints:
         written = self._plan.written
         return {name: tensor for name, tensor in tensors.items() if name in written}
 
-    def due(self, step: int, clock_due: bool = False) -> bool:
-        """Whether to save after `step` updates. `clock_due`: what all ranks agreed on, see `clock_due`."""
+    def due(self, step: int, has_agreed: bool = False) -> bool:
+        """Whether to save after `step` updates. `has_agreed`: all ranks save now whatever the step, see `is_late`."""
         config = self._config
         by_step = config.every_steps is not None and step > 0 and step % config.every_steps == 0
-        return step != self._last_step and (by_step or clock_due or step in config.keep_steps)
+        return step != self._last_step and (by_step or has_agreed or step in config.keep_steps)
 
     @property
-    def clock_due(self) -> bool:
-        """Whether it is time by this process's clock. Only rank 0's counts: agree on it, then hand it to `due`."""
-        return clock_due(self._config, time.monotonic() - self._last_time_s)
+    def is_late(self) -> bool:
+        """Whether every_minutes has passed since the last save, by this process's clock.
+
+        Clocks differ between ranks: if each rank went by its own, some would save and others would not. So rank 0 decides by
+        its clock and broadcasts the answer. The trainer does so on logging steps alone (training/saving.py): a save by the
+        clock begins on the first logging step after it is due.
+        """
+        minutes = self._config.every_minutes
+        return minutes is not None and time.monotonic() - self._last_time_s >= 60 * minutes
 
     def save(
         self,

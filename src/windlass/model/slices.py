@@ -13,34 +13,34 @@ from windlass.model.weight_files import ROWS_AT_ONCE
 
 @dataclass(frozen=True)
 class Share:
-    """One of `ranks` equal parts."""
+    """One of `num_ranks` equal parts: the `index`-th."""
 
-    rank: int = 0
-    ranks: int = 1
+    index: int = 0
+    num_ranks: int = 1
 
     def of(self, size: int) -> slice:
-        """This rank's part of `size` things, which `ranks` divides."""
-        assert size % self.ranks == 0, (size, self)
-        each = size // self.ranks
-        return slice(self.rank * each, (self.rank + 1) * each)
+        """This rank's part of `size` things, which `num_ranks` divides."""
+        assert size % self.num_ranks == 0, (size, self)
+        each = size // self.num_ranks
+        return slice(self.index * each, (self.index + 1) * each)
 
 
 @dataclass(frozen=True)
 class Zigzag:
-    """Two of 2 `ranks` equal slices of a row: the `rank`-th from its beginning and the `rank`-th from its end. Under a causal
-    mask position t sees t + 1 keys; what the two slices see together is the same on every rank."""
+    """Two of 2 `num_ranks` equal slices of a row: the `index`-th from its beginning and the `index`-th from its end. Under a
+    causal mask position t sees t + 1 keys; what the two slices see together is the same on every rank."""
 
-    rank: int
-    ranks: int
+    index: int
+    num_ranks: int
 
     def of(self, size: int) -> tuple[slice, slice]:
-        """This rank's slices of `size` positions, which 2 `ranks` divides."""
-        assert size % (2 * self.ranks) == 0, (size, self)
-        each, last = size // (2 * self.ranks), 2 * self.ranks - 1 - self.rank
-        return slice(self.rank * each, (self.rank + 1) * each), slice(last * each, (last + 1) * each)
+        """This rank's slices of `size` positions, which 2 `num_ranks` divides."""
+        assert size % (2 * self.num_ranks) == 0, (size, self)
+        each, last = size // (2 * self.num_ranks), 2 * self.num_ranks - 1 - self.index
+        return slice(self.index * each, (self.index + 1) * each), slice(last * each, (last + 1) * each)
 
     def take(self, x: Tensor) -> Tensor:
-        """This rank's positions of [..., T] -> [..., T / ranks]."""
+        """This rank's positions of [..., T] -> [..., T / num_ranks]."""
         first, second = self.of(x.shape[-1])
         return torch.cat((x[..., first], x[..., second]), -1)
 

@@ -205,7 +205,9 @@ class Decoder(nn.Module):
         (attention/documents.py). `keys` [B]: of samples, for dropout. `sources`: head/source_losses.py. Others: head/loss.py."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
-        num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
+        num_positions = (
+            input_ids.shape[1] * (1 if self.first else self.share.num_ranks) * (context.num_ranks if context else 1)
+        )
         if cache is not None:
             cache.check(num_positions)
             offset = cache.length
@@ -245,7 +247,7 @@ class Decoder(nn.Module):
 
     def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, ...]:
         """Which positions matrices read here, which the stream has, and which heads are here; None for all of them."""
-        if self.share.ranks == 1 and self.context is None:
+        if self.share.num_ranks == 1 and self.context is None:
             return None, None, None
         positions_T = torch.arange(num_positions, device=device)
         if self.context is not None:

@@ -142,10 +142,10 @@ def _sum_over(group: dist.ProcessGroup) -> Callable[[Tensor], Tensor]:
     return summed
 
 
-def cut_dim(parameter: nn.Parameter, ranks: int) -> Shard | None:
-    """Along which dim FSDP2 cuts a parameter: as torch does (None: its rows), but experts by a dim that `ranks` divides, since a
-    layer has few experts: 128 of them over 96 ranks would be 2 each, and a third of the ranks would hold none."""
+def cut_dim(parameter: nn.Parameter, num_ranks: int) -> Shard | None:
+    """Along which dim FSDP2 cuts a parameter: as torch does (None: its rows), but experts by a dim that `num_ranks` divides,
+    since a layer has few experts: 128 of them over 96 ranks would be 2 each, and a third of the ranks would hold none."""
     if parameter.ndim != 3:
         return None
-    fitting = [dim for dim, size in enumerate(local_tensor(parameter).shape) if size % ranks == 0]
+    fitting = [dim for dim, size in enumerate(local_tensor(parameter).shape) if size % num_ranks == 0]
     return Shard(fitting[0]) if fitting else None

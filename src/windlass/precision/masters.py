@@ -39,11 +39,11 @@ COMPILED_FROM: Final = 1 << 20
 """Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
 
 
-def has_masters(ranks: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
-    """Where 16 bits compute from weights in fp32, and no other rank holds a part or a replica of this rank's (`ranks`: of
-    mesh.fsdp). With zero 0 autocast does it, offloaded FSDP2."""
+def has_masters(num_ranks: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
+    """Where 16 bits compute from weights in fp32, and no other rank holds a part or a replica of this rank's (`num_ranks`:
+    of mesh.fsdp). With zero 0 autocast does it, offloaded FSDP2."""
     is_wide = precision.stored == torch.float32 and precision.is_mixed
-    return ranks == 1 and is_wide and zero != 0 and not is_offloaded
+    return num_ranks == 1 and is_wide and zero != 0 and not is_offloaded
 
 
 def apply_masters(

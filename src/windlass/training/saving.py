@@ -79,7 +79,7 @@ def _is_wanted(run: Run, step: int) -> bool:
     if step == 0 or step % run.config.report.every_steps:
         return False
     has_filled = run.recorder.disk_filled()
-    return run.runtime.shared(run.checkpoints.clock_due or has_filled)
+    return run.runtime.shared(run.checkpoints.is_late or has_filled)
 
 
 def _trainer_state(run: Run, step: int) -> dict[str, Any]:

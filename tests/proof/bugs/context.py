@@ -19,7 +19,7 @@ CONTEXT_BUGS = {
     "positions as they are in memory": Bug(
         "a rank's tokens are taken for neighbours: rank 0's are the first S, rank 1's the next",
         ((DECODER, "            positions = context.zigzag.take(positions)\n",
-          "            positions = positions.chunk(context.ranks, -1)[context.rank]\n"),),
+          "            positions = positions.chunk(context.num_ranks, -1)[context.index]\n"),),
         ("exact: qwen3 tied: context2 ulysses",),
     ),
     "a causal mask without an offset": Bug(
@@ -155,14 +155,14 @@ CONTEXT_BUGS = {
     ),
     "elements of masks from zero": Bug(
         "every rank takes its positions and heads for the first ones, in the masks of dropout",
-        ((DECODER, "if self.share.ranks == 1 and self.context is None:", "if True:"),),
+        ((DECODER, "if self.share.num_ranks == 1 and self.context is None:", "if True:"),),
         ("masks: gpt2 tied heads4 drops: tp2 micro8", "masks: gpt2 tied heads4 drops: context2 allgather",
          "masks: gpt2 tied heads4 drops: context2 ulysses"),
     ),
     "heads of masks from zero": Bug(
         "under ulysses every rank takes its heads for the first ones",
-        ((CONTEXT, "return heads_H[Share(self.rank, self.ranks).of(len(heads_H))]",
-          "return torch.arange(q_BHSK.shape[1] // self.ranks)"),),
+        ((CONTEXT, "return heads_H[Share(self.index, self.num_ranks).of(len(heads_H))]",
+          "return torch.arange(q_BHSK.shape[1] // self.num_ranks)"),),
         ("masks: qwen3 tied drops: context2 ulysses",),
     ),
 }

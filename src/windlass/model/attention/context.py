@@ -36,13 +36,13 @@ class Context:
     """The ranks that share each row, and how they exchange; parallel/context.py sets it on a decoder."""
 
     mesh: DeviceMesh
-    rank: int
-    ranks: int
+    index: int  # of this rank among them
+    num_ranks: int
     kind: str
 
     @property
     def zigzag(self) -> Zigzag:
-        return Zigzag(self.rank, self.ranks)
+        return Zigzag(self.index, self.num_ranks)
 
     def parts(self, starts_BM: Tensor | None, rows: int, length: int, device: torch.device) -> tuple[Documents, ...]:
         """The documents that the queries of each slice meet, for the kind that computes slices."""
@@ -56,7 +56,7 @@ class Context:
         """Numbers of the query heads that this rank computes, among all of the model. `heads_H`: of those it projects."""
         if heads_H is None:
             heads_H = torch.arange(q_BHSK.shape[1], device=q_BHSK.device)
-        return heads_H[Share(self.rank, self.ranks).of(len(heads_H))]
+        return heads_H[Share(self.index, self.num_ranks).of(len(heads_H))]
 
 
 def gather_keys(k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tensor, Tensor]:
@@ -64,18 +64,18 @@ def gather_keys(k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tenso
     local_S2BGK = torch.stack((k_BGSK.to(v_BGSK.dtype), v_BGSK)).permute(3, 0, 1, 2, 4).contiguous()
     whole = DTensor.from_local(local_S2BGK, context.mesh, [Shard(0)], run_check=False)
     ranks_S2BGK = whole.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-    both_T2BGK = in_row_order(ranks_S2BGK.unflatten(0, (context.ranks, -1)))
+    both_T2BGK = in_row_order(ranks_S2BGK.unflatten(0, (context.num_ranks, -1)))
     k_BGTK, v_BGTK = both_T2BGK.permute(1, 2, 3, 0, 4)
     return k_BGTK, v_BGTK
 
 
 def to_heads(q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
     """All positions of this rank's share of the heads -> [B, H/N, T, K] and twice [B, G'/N, T, K], G' = G x `copies`."""
-    ranks, times = context.ranks, copies(q_BHSK.shape[1], k_BGSK.shape[1], context.ranks)
+    num_ranks, times = context.num_ranks, copies(q_BHSK.shape[1], k_BGSK.shape[1], context.num_ranks)
     if times > 1:
         k_BGSK, v_BGSK = k_BGSK.repeat_interleave(times, 1), v_BGSK.repeat_interleave(times, 1)
-    heads = [x.shape[1] // ranks for x in (q_BHSK, k_BGSK, v_BGSK)]
-    shared = [x.to(v_BGSK.dtype).unflatten(1, (ranks, -1)) for x in (q_BHSK, k_BGSK, v_BGSK)]
+    heads = [x.shape[1] // num_ranks for x in (q_BHSK, k_BGSK, v_BGSK)]
+    shared = [x.to(v_BGSK.dtype).unflatten(1, (num_ranks, -1)) for x in (q_BHSK, k_BGSK, v_BGSK)]
     to_NSBJK = torch.cat(shared, 2).permute(1, 3, 0, 2, 4).contiguous()
     row_TBJK = in_row_order(_Exchange.apply(to_NSBJK, context.mesh.get_group()))
     q_BHTK, k_BGTK, v_BGTK = row_TBJK.permute(1, 2, 0, 3).split(heads, 1)
@@ -84,15 +84,15 @@ def to_heads(q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -
 
 def to_positions(out_BHTK: Tensor, context: Context) -> Tensor:
     """All heads of this rank's positions, from its heads of all positions: [B, H/N, T, K] -> [B, H, S, K]."""
-    to_NSBHK = in_rank_order(out_BHTK.permute(2, 0, 1, 3), context.ranks).contiguous()
+    to_NSBHK = in_rank_order(out_BHTK.permute(2, 0, 1, 3), context.num_ranks).contiguous()
     from_NSBHK = _Exchange.apply(to_NSBHK, context.mesh.get_group())
     return from_NSBHK.permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 
-def copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
+def copies(num_heads: int, num_kv_heads: int, num_ranks: int) -> int:
     """Copies of each key/value head, so that every rank has equally many, and those that its query heads need."""
     groups = num_heads // num_kv_heads  # this many copies always suffice: a head for each query head
-    return next(n for n in range(1, groups + 1) if groups % n == 0 and n * num_kv_heads % ranks == 0)
+    return next(n for n in range(1, groups + 1) if groups % n == 0 and n * num_kv_heads % num_ranks == 0)
 
 
 def in_row_order(x_NS: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ def in_row_order(x_NS: Tensor) -> Tensor:
     return torch.cat((first_NC, second_NC.flip(0))).flatten(0, 1)
 
 
-def in_rank_order(x_T: Tensor, ranks: int) -> Tensor:
+def in_rank_order(x_T: Tensor, num_ranks: int) -> Tensor:
     """The row, [T, ...] -> what each rank holds of it, [N, S, ...]."""
-    first_NC, second_NC = x_T.unflatten(0, (2, ranks, -1)).unbind(0)
+    first_NC, second_NC = x_T.unflatten(0, (2, num_ranks, -1)).unbind(0)
     return torch.stack((first_NC, second_NC.flip(0)), 1).flatten(1, 2)
 
 
