@@ -1,4 +1,4 @@
-"""docs/questions.md: thirty questions over all rooms, each with one file that exists and that docs/map.md names."""
+"""docs/questions.md: sixty questions over all rooms, each with one file that exists and that docs/map.md names."""
 
 import re
 from pathlib import Path
@@ -10,10 +10,10 @@ MAP = (ROOT / "docs" / "map.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| (.+\?) \| \[`(.+)`\]\(\.\./src/windlass/(.+)\) \|$", PAGE, re.M)
 
 
-def test_there_are_thirty_questions_with_a_file_each():
-    assert [int(number) for number, *_ in ROWS] == list(range(1, 31)) and PAGE.count("\n| ") == 31
+def test_there_are_sixty_questions_with_a_file_each():
+    assert [int(number) for number, *_ in ROWS] == list(range(1, 61)) and PAGE.count("\n| ") == 61
     assert [shown for _, _, shown, link in ROWS if shown != link or not (SOURCE / link).is_file()] == []
-    assert len({question for _, question, *_ in ROWS}) == len({file for *_, file in ROWS}) == 30
+    assert len({question for _, question, *_ in ROWS}) == len({file for *_, file in ROWS}) == 60
 
 
 def test_the_questions_lead_into_every_room():
