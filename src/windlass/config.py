@@ -198,7 +198,7 @@ class RunConfig(Settings):
         return self.model_validate(self.fields() | updates, context=self._recipe)
 
     def with_steps(self, steps: int) -> Self:
-        """The same recipe with its length as a number of steps, and its warm-up by that. Raises UserError where the schedule
+        """A copy of the recipe with its length as a number of steps, and its warm-up by that. Raises UserError where the schedule
         does not fit in it."""
         changed = {"run": self.run.changed(steps=steps, tokens=None, epochs=None), "optim": self.optim.within(steps)}
         return self.model_validate(self.fields() | changed, context=self.recipe)

@@ -221,7 +221,7 @@ def first_node(nodes: str) -> str:
 
 
 def _port(launcher: Launcher, environ: Mapping[str, str]) -> str:
-    """The same port on every rank of one start, and most likely another one for any other start on the same host."""
+    """A port that is equal on every rank of one start, and most likely another for any other start on the same host."""
     job = [environ[name] for name in launcher.job if name in environ]
     if not job:
         raise UserError(

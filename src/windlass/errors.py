@@ -4,9 +4,13 @@
         UserError          2   the recipe or its surroundings; somebody has to change something
             AbsentSource         a source of data that is not here
             BadShard             damage in data that the user owns
+            BadRow               a row of a source that holds no document
+            TooManyBadRows       more of those than the source may have
+            ChangedAnswer        an answer that its chat template writes otherwise in the whole conversation
             BadCheckpoint        damage in a checkpoint, or none where one is named
             SeveralErrors        several mistakes of one recipe, each with its own rule and change
             Unavailable    74  a store, a hub or a server that does not answer now
+            DiskFull       74  no room for a checkpoint
             UnreachableSource 74  an AbsentSource whose server cannot be reached now
         Diverged           4   no step of the run changes a weight any more
         OutOfSync          5   ranks that should hold the same hold different values
@@ -195,7 +199,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def nearest(word: str, choices: list[str], cutoff: float = 0.6) -> str:
-    """' Did you mean `x`?' for the closest of `choices`, or '' if none is near. `cutoff`: difflib's ratio, 1 for equal words."""
+    """'did you mean `x`? ' for the closest of `choices`, or '' if none is near. `cutoff`: difflib's ratio, 1 for equal words."""
     import difflib
 
     close = difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
@@ -203,7 +207,7 @@ def nearest(word: str, choices: list[str], cutoff: float = 0.6) -> str:
 
 
 def nearest_entry(path: "Path", choices: Iterable[str] | None = None) -> str:
-    """The same for a path that is not there, among `choices` or all that is beside it."""
+    """'did you mean `dir/x`? ' for a path that is not there, among `choices` or all names beside it; else ''."""
     import difflib
 
     if choices is None:

@@ -60,7 +60,7 @@ class Device:
     fp8_flops: float | None
     """Dense fp8 matrix FLOP/s with fp32 accumulation; None where the device has no fp8."""
     memory_bytes: int
-    """As sold, and NVIDIA's GB are GiB; programs see 1 to 3 % less."""
+    """Memory as it is sold, and NVIDIA's GB are GiB; programs see 1 to 3 % less."""
     bandwidth: float
     """Bytes per second between the device's memory and its cores."""
     source: str

@@ -253,7 +253,7 @@ def path_of(location: Location) -> str:
 
 
 def _declared(recipe: Any, location: Location) -> Location:
-    """Its part that the recipe's sections have: a name in a mapping that the user fills is not."""
+    """The part of `location` that the recipe's sections have: a name in a mapping that the user fills is not one."""
     while location and isinstance(location[-1], str) and location[-1] not in _keys_at(recipe, location[:-1]):
         location = location[:-1]
     return location

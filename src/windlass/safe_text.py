@@ -24,7 +24,7 @@ _SCHEME: Final = re.compile(
 _USER: Final = re.compile(
     rf"({_SCHEME.pattern})([^/?#]{{0,999}}|[^/?#@:\[]{{0,99}}:(?!\d+(?:[/?#]|$))\S{{0,999}})@", re.IGNORECASE
 )
-"""As the standard library reads a URL: up to the last @ before the path. And, where a : is no port's, up to the last @ at all."""
+"""The user of a URL as the standard library reads it: up to the last @ before the path; where a : is no port's, of all."""
 _QUERY: Final = re.compile(r"\?|%3f|(?:[;#]|%3b|%23)(?=[\w.~-]+(?:=|%3d))", re.IGNORECASE)
 _BEHIND: Final = ",;:.)]}"  # what may follow a URL in a sentence, or in YAML
 _REFERENCE: Final = re.compile(r"\$\{\w+\}")
@@ -87,7 +87,7 @@ def is_raw(text: str) -> bool:
 
 
 def without_secrets(value: Any) -> Any:
-    """The same mappings and lists, with every text in them redacted."""
+    """A copy of mappings and lists, with every text in them redacted."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
@@ -101,12 +101,12 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The same on one line: a newline as \n."""
+    r"""The escaped text on one line: a newline as \n."""
     return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def escaped_json(json: str) -> str:
-    r"""The same JSON, with every control character as \u001b."""
+    r"""Equal JSON, with every control character as \u001b."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 

@@ -82,6 +82,18 @@ def test_the_exit_codes_are_those_of_the_contract():
     assert list(map(int, listed)) == list(errors.EXITS)
 
 
+def test_the_tree_lists_every_error():
+    """Of the source as text, so that a room's own errors count too."""
+    bases = {}
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        bases |= dict(re.findall(r"^class (\w+)\((\w+)\):", path.read_text(), re.M))
+    ours = {"WindlassError"}
+    while more := {name for name, base in bases.items() if base in ours} - ours:
+        ours |= more
+    listed = re.findall(r"^ +([A-Z]\w+) +(?=[\da-z])", errors.__doc__.partition("`EXITS`")[0], re.M)
+    assert sorted(listed) == sorted(ours) and len(ours) > 12
+
+
 def test_what_is_a_users_mistake_is_a_user_error_and_nothing_else_is():
     assert {kind for kind in TABLE if issubclass(kind, UserError)} == {kind for kind in TABLE if kind.code in (2, 74)}
 

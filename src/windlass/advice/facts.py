@@ -9,7 +9,7 @@ class RunFacts:
     """The figures of one session of a run. Elements are counted over the whole model; bytes are those of one element."""
 
     device: str
-    """As torch names it; "CPU"."""
+    """The device's name as torch gives it; "CPU"."""
     ranks: int
     hosts: int
     layout: dict[str, int]

@@ -234,7 +234,7 @@ class Checkpoints:
         return found
 
     def restore_from(self, path: Path, tensors: dict[str, torch.Tensor], what: str = "all") -> dict[str, Any]:
-        """As `restore`, from a run directory or one checkpoint anywhere, which stays as it is. `what`: weights or all.
+        """Restores from a run directory or one checkpoint anywhere, which stays as it is. `what`: weights or all.
 
         With "weights" the checkpoint may hold more tensors than are asked for, and a dtype may differ (it is
         converted). A path that holds no checkpoint is a UserError, never a fresh start.

@@ -77,7 +77,7 @@ class Exchange:
         return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
 
     def fold(self, work: Callable[[], Any], join: Callable[[Any, Any], Any], lead: Callable[[Any], Any]) -> Any:
-        """As `reduce`, where values become one on their way to rank 0: `join` makes one of those of lower and of higher ranks."""
+        """A `reduce` whose values become one on their way to rank 0: `join` makes one of those of lower and of higher ranks."""
 
         def joined(*both: Any) -> Any:
             failed = [value for value in both if isinstance(value, _Failure)]

@@ -47,7 +47,7 @@ def probe_shared_storage(directory: Path, rank: int, world: int, group: dist.Pro
 
 
 def _hidden(paths: list[Path]) -> list[Path]:
-    """Those that do not appear within PATIENCE_S."""
+    """The paths that do not appear within PATIENCE_S."""
     end_s = time.monotonic() + PATIENCE_S
     hidden = [path for path in paths if not path.exists()]
     while hidden and time.monotonic() < end_s:

@@ -76,7 +76,7 @@ def samples_of(ids_N: np.ndarray, eos_id: int, sequence_length: int) -> tuple[np
 def pack_best_fit(
     ids: Iterable[np.ndarray], eos_id: int, sequence_length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """As `pack`, with whole documents. The same documents give the same samples, however `ids` is cut into arrays."""
+    """Samples as `pack` gives them, of whole documents. The same documents give the same samples, however `ids` is cut."""
     for samples in best_fit(_pieces(ids, eos_id, sequence_length), sequence_length):
         for start in range(0, len(samples), SAMPLES_AT_ONCE):
             yield samples_of_pieces(samples[start : start + SAMPLES_AT_ONCE], eos_id, sequence_length)
@@ -224,5 +224,5 @@ def targets(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[np.nda
 
 
 def unpack_samples(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The same as one array."""
+    """The `targets` of samples, as one array."""
     return np.concatenate(list(targets(samples)))

@@ -12,5 +12,5 @@ class Diagnosis(NamedTuple):
     fix: str
 
     def text(self) -> str:
-        """As an error of windlass looks, under its name."""
+        """The lines that are printed: the name with what was found, the rule, the fix."""
         return f"{self.name}: {self.found}\n  rule: {self.rule}\n  fix:  {self.fix}"

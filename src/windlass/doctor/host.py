@@ -11,8 +11,8 @@ from windlass.units import GIB
 
 SHARED_PER_RANK: Final = GIB
 """NCCL's buffers between ranks of one host, and what the loaders of a rank hand over."""
-SOCKETS: Final = 16_384
-"""Files that a rank may open: its sockets grow with the number of ranks, 5 per peer, and 1,024 end at 200 ranks."""
+FILES: Final = 16_384
+"""Files that a rank may open: the one that serves the store holds a socket for every rank, others 2 log2 N + 8 and NCCL's."""
 SLOW: Final = {
     "CUDA_LAUNCH_BLOCKING": (("1",), "every kernel waits for the one before"),
     "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked by another one first"),
@@ -67,11 +67,11 @@ def check_limits(limits: HostLimits, ranks: int, has_infiniband: bool, hosts: in
             "ranks of one host exchange data there: a GiB per rank",
             f"docker run --shm-size={ranks}g (or --ipc=host); in Kubernetes a memory-backed emptyDir at /dev/shm",
         )
-    if hosts > 1 and 0 <= limits.files < SOCKETS:
+    if hosts > 1 and 0 <= limits.files < FILES:
         yield Diagnosis(
             "few-open-files",
             f"ulimit -Hn is {limits.files}",
-            f"a rank keeps about 5 sockets per peer: {SOCKETS} are enough for 3,000 ranks",
+            f"rank 0 keeps a socket for every rank beside its files: {FILES} are enough for 16,000 ranks",
             "raise nofile in /etc/security/limits.conf; in a container --ulimit nofile=1048576; LimitNOFILE= of slurmd",
         )
     if has_infiniband and limits.locked >= 0:

@@ -125,7 +125,7 @@ def check_interfaces(environ: Mapping[str, str], met: Meeting, here: list[Interf
 
 
 def _usual(able: list[Interface]) -> list[Interface]:
-    """Those that NCCL looks at where nobody names one: of the first kind that is there."""
+    """The interfaces that NCCL uses where nobody names one: all of the first kind that this host has."""
     kinds = [
         [one for one in able if one.name.startswith("ib")],
         [one for one in able if not one.name.startswith(LAST)],

@@ -19,7 +19,7 @@ from windlass.errors import FINAL
 
 @dataclass
 class ElasticRanks(Elastic):
-    """As `Elastic`, for tasks that call `windlass.flyte.tasks.train`. Local execution is one process, without ranks."""
+    """Flyte's `Elastic` for tasks that call `windlass.flyte.tasks.train`. Local execution is one process, without ranks."""
 
     monitor_interval: float = 0.1
     """Seconds between two looks of the agent at its ranks. Flyte looks for pods that hang every 10 s, by whether all ranks have

@@ -102,7 +102,7 @@ def resolve_commit(name: str, revision: str | None, report: Report = print, cach
 
 
 def resolve_dataset(name: str, revision: str | None, report: Report = print) -> str:
-    """The same for a dataset. Raises UserError."""
+    """The commit of a dataset's revision. Raises UserError."""
     from httpx2 import TransportError
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RevisionResolutionError

@@ -134,7 +134,7 @@ def command(arguments: list[str], size: Size, endpoint: str) -> list[str]:
 
 
 def _literal(argument: str) -> str:
-    """As Kubernetes hands it on: it expands $(NAME) in a command."""
+    """Text that Kubernetes hands on unchanged, though it expands $(NAME) in a command."""
     return argument.replace("$(", "$$(")
 
 

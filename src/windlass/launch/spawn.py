@@ -94,7 +94,7 @@ def _send(running: Mapping[int, subprocess.Popen[bytes]], number: int) -> None:
 
 
 def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Those that are left, with what they have started, and waits until they are gone."""
+    """Kills the ranks that are left, with what they have started, and waits until they are gone."""
     for process in ranks:
         if process.poll() is None:
             _kill_group(process.pid)

@@ -15,13 +15,13 @@ class Chunks:
     head_logits: int = 1 << 27
     """Logits of the head on this rank: 512 MiB in fp32, 2,560 tokens at GPT-2's vocabulary, 768 at Qwen3's."""
     compiled_head_logits_gpu: int = 1 << 30
-    """The same on a GPU where the loss is compiled: 2 GiB in bf16."""
+    """Logits of the head on a GPU where the loss is compiled: 2 GiB in bf16."""
     compiled_head_tokens: int = 8192
     """No more tokens than these at a time where the loss is compiled: larger products are not faster."""
     attention_weights: int = 1 << 21
     """Weights of one piece of unfused attention on a CPU, 8 MiB in fp32: fastest of 2^17 to 2^24 on cores with 1 MiB of L2."""
     attention_weights_gpu: int = 1 << 24
-    """The same on a GPU, which wants few large kernels; not measured."""
+    """Weights of one piece on a GPU, which wants few large kernels; not measured."""
 
 
 USUAL: Final = Chunks()

@@ -72,7 +72,7 @@ class ShardWriter:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """As transformers lays it out."""
+    """Writes JSON with the indent and the final newline of transformers' own files."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -87,7 +87,7 @@ def _has_shards(gradients: list[torch.Tensor]) -> bool:
 
 
 def _has_one_mesh(gradients: list[torch.Tensor]) -> bool:
-    """As above, without a call per parameter: `device_mesh` is a property in Python."""
+    """Whether all are DTensors of one mesh, found without a call per parameter: `device_mesh` is a property in Python."""
     return set(map(type, gradients)) == {DTensor} and len(set(map(id, map(_MESH, gradients)))) == 1
 
 

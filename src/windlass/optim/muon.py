@@ -183,7 +183,7 @@ def _cut(parameter: Tensor) -> _Cut:
 
 
 def _rounds(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """As many matrices at a time as ranks share each of them; `parameters` are sorted by that."""
+    """Groups of matrices, each as large as the number of ranks that share one of them; `parameters` are sorted by that."""
     for sizes, alike in groupby(parameters, key=lambda parameter: _cut(parameter).sizes):
         rest, at_once = list(alike), math.prod(sizes)
         yield from (rest[start : start + at_once] for start in range(0, len(rest), at_once))

@@ -18,7 +18,7 @@ class Optimizer(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As torch's: `params`, and their settings."""
+        """torch's form: a dict per group, with its `params` and their settings."""
         ...
 
     def set_learning_rate(self, rate: float) -> None:

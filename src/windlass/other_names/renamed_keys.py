@@ -194,7 +194,7 @@ def _filled(ours: str, value: Any) -> str:
 
 
 def renamed_elsewhere(key: str, value: Any) -> str:
-    """The same where the word belongs to one other section and no more."""
+    """What to write for a word that belongs to one other section and no more; else ''."""
     sections = [one for one in NEARLY if "." not in one and (one, key) not in _HERE_ALONE]
     found = {answer for section in sections if (answer := renamed_key_advice(section, key, value))}
     found |= {f"{advice(ours)}; " for ours in answers(key, value)}

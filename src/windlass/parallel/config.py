@@ -125,7 +125,7 @@ class ParallelConfig(Settings):
         return self.zero
 
     def with_zero(self, stage: Stage) -> Self:
-        """The same ranks with another `zero`: with 0 replicate takes those of a shard that was left open. Raises UserError where
+        """A copy with another `zero`: with 0 the ranks of a shard that was left open become replicas. Raises UserError where
         shard is a number of ranks that zero 0 does not cut over."""
         if stage == 0 and self.shard == -1:
             return self.changed(zero=0, replicate=-1, shard=1)

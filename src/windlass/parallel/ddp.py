@@ -45,7 +45,7 @@ def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futu
 def _sum_bucket_in(
     chosen: tuple[dist.ProcessGroup, torch.dtype], bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """The same in another dtype: bf16 gradients summed in fp32, or fp32 ones sent in bf16."""
+    """The sum of a bucket in another dtype: bf16 gradients summed in fp32, or fp32 ones sent in bf16."""
     group, reduce = chosen
     gradients = bucket.buffer()
     sent = gradients.to(reduce)

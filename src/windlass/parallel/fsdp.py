@@ -75,11 +75,11 @@ def apply_fsdp(
     shard: Any = partial(fully_shard, mesh=mesh.fsdp, mp_policy=precision.fsdp(), offload_policy=offload)
     if mesh.expert_fsdp is not None:
         dealt = partial(
-            shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, ranks=_ranks(mesh.expert_fsdp))
+            shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, num_ranks=_ranks(mesh.expert_fsdp))
         )
         for experts in dealt_experts(model):
             dealt(experts, reshard_after_forward=config.zero_stage == 3)  # before their block, which would include them
-    placement = partial(cut_dim, ranks=_ranks(mesh.fsdp))
+    placement = partial(cut_dim, num_ranks=_ranks(mesh.fsdp))
     for start in range(0, len(blocks), config.blocks_per_unit):
         unit = list(blocks[start : start + config.blocks_per_unit])
         shard(unit, reshard_after_forward=config.zero_stage == 3, shard_placement_fn=placement)

@@ -51,7 +51,7 @@ class Mesh:
 
     @property
     def expert_fsdp(self) -> DeviceMesh | None:
-        """The same for experts that are dealt out: (replicate, expert_fsdp)."""
+        """The axes over which FSDP2 cuts experts that are dealt out: (replicate, expert_fsdp)."""
         if self.expert is None:
             return None
         return self.expert["replicate", "expert_fsdp"] if self.layout.replicate > 1 else self.expert["expert_fsdp"]
@@ -100,7 +100,7 @@ def make_mesh(layout: MeshLayout, device_type: str) -> Mesh:
 
 
 def make_silent_mesh(layout: MeshLayout, device_type: str) -> Mesh:
-    """The same with groups that send nothing, for what counts or tries a layout: torch's "fake" ones, which allocate as real ones
+    """A mesh whose groups send nothing, for what counts or tries a layout: torch's "fake" ones, which allocate as real ones
     do. (They are in torch.testing, and have no public name.) Collective.
 
     Its ranks are in reverse, so that no part of it equals a part of the real mesh. DTensor keeps what it finds out about an
@@ -141,7 +141,7 @@ def _root(device_type: str, order_W: torch.Tensor, backend: str | None, **sizes:
 
 
 def _expert_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, backend: str | None) -> DeviceMesh | None:
-    """The same ranks in the same order; expert is the inner part of fsdp, so that its ranks are neighbours."""
+    """The mesh's ranks in their order, by the axes of experts: expert is the inner part of fsdp, so its ranks are neighbours."""
     if layout.expert == 1:
         return None
     expert_fsdp = layout.shard * layout.context // layout.expert

@@ -106,7 +106,7 @@ class RankMemory:
 
     @property
     def has_masters(self) -> bool:
-        """As precision/masters.has_masters."""
+        """What precision/masters.has_masters says of this layout, without torch."""
         is_wide = self.precision.stored == "fp32" and self._computed == 2
         ranks = self.layout.replicate * self.layout.shard * self.layout.context
         return ranks == 1 and is_wide and self.parallel.zero_stage != 0

@@ -57,7 +57,7 @@ def best_first(sizes: Iterable[StepSize]) -> list[StepSize]:
 
 
 def worth_trying(sizes: Sequence[StepSize], memory: RankMemory, length: int, limit_bytes: int) -> list[StepSize]:
-    """Those that the count does not rule out, and the last."""
+    """The sizes that the count does not rule out, and the last."""
     return [
         size
         for index, size in enumerate(sizes)

@@ -23,7 +23,7 @@ STAGES: Final[tuple[Stage, ...]] = (0, 1, 2, 3)
 
 
 def exact_stages(precision: PrecisionConfig) -> tuple[Stage, ...]:
-    """Those that compute the same to the rounding of sums."""
+    """The stages that compute alike, to the rounding of sums."""
     is_mixed = SIZES[precision.computed] < SIZES[precision.stored]
     return STAGES[1:] if is_mixed else STAGES
 

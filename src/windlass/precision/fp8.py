@@ -108,8 +108,8 @@ def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
 
 
 def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, dtype: torch.dtype, device: torch.device) -> None:
-    """Those of `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; nothing without `scaling`. `dtype`: of
-    what comes out. Raises UserError where none is fit."""
+    """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`. `dtype`:
+    of what comes out. Raises UserError where none is fit."""
     if scaling is None:
         return
     product, sides = Product(scaling, dtype, emulate=device.type != "cuda"), set[tuple[int, int]]()

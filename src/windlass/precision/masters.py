@@ -83,7 +83,7 @@ def _hand_over(
 
 
 def _empty_like(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the gradient is placed: where that is a part of a sum over `tp`, torch's empty_like would say it is the sum."""
+    """An empty tensor that is placed as the gradient is: a part of a sum over `tp` would be the sum by torch's empty_like."""
     if not isinstance(gradient, DTensor):
         return torch.empty_like(gradient, dtype=dtype)
     empty, mesh, placements = torch.empty_like(_local(gradient), dtype=dtype), gradient.device_mesh, gradient.placements

@@ -98,7 +98,7 @@ class SummedProduct:
 
 
 def apply_sums(linears: Iterable[tuple[str, Any]], masters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
-    """Those of the named `linears` (model/lora/linear.py) that are trained and multiply as torch does add their gradients up in
+    """Lets the named `linears` (model/lora/linear.py) that are trained, and multiply as torch does, add their gradients up in
     their products, in place. `dtype`: of the sums."""
     for name, linear in linears:
         master = masters.get(f"{name}.weight")

@@ -34,7 +34,7 @@ class StepCounts:
 
 
 def _reads(events: list[Any]) -> int:
-    """Those outside of an optimizer's kernel. `events` in the order of their starts."""
+    """Blocking reads outside of an optimizer's kernel. `events` in the order of their starts."""
     found = 0
     own_ends: dict[int, int] = {}  # thread -> where its newest kernel ends
     for event in events:

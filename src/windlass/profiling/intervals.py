@@ -8,7 +8,7 @@ Spans = npt.NDArray[np.float64]
 
 
 def union(spans: Spans) -> Spans:
-    """The same times, each counted once."""
+    """The times that some span covers, each counted once."""
     if not len(spans):
         return spans.reshape(0, 2)
     spans = spans[np.argsort(spans[:, 0], kind="stable")]

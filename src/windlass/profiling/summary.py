@@ -236,8 +236,8 @@ def _of_kernel(event: Mapping[str, Any], axes: Mapping[str, str]) -> tuple[str, 
 def _of_gloo(
     sent: Sequence[Mapping[str, Any]], collectives: Sequence[Mapping[str, Any]], axes: Mapping[str, str]
 ) -> list[tuple[str, str, float, float]]:
-    """The same of gloo's: the flight recorder knows group and sizes, the trace how long each took; both have a name and a shape,
-    and those that are alike come in the same order."""
+    """(axis, kind, bytes, microseconds) of gloo's collectives: the flight recorder knows group and sizes, the trace how long
+    each took; both have a name and a shape, and those that are alike come in the same order."""
     durations: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in sent:
         shapes = [dims for dims in event["args"].get("Input Dims", []) if dims]

@@ -74,7 +74,7 @@ def drawn_factors(architecture: Architecture, adapter: Adapter) -> dict[str, tor
 
 
 def proxy_reference(config: RunConfig, architecture: Architecture) -> LowRank | None:
-    """The same for the reference; None without an adapter."""
+    """The reference's adapter, equal to the proxy's; None without one."""
     adapter = adapter_of(config.adapter, architecture)
     if adapter is None:
         return None

@@ -197,7 +197,7 @@ def _preferred(config: RunConfig) -> Preferred | None:
 
 
 def _batch(row: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """As the reference takes one."""
+    """A row in the form that the reference takes."""
     ids = row["input_ids"]
     more = (positions_of(row["documents"], ids.shape[1]),) if "documents" in row else ()
     return (ids, row["targets"], *more)

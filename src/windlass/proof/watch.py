@@ -60,7 +60,7 @@ class Seen:
     rows: list[dict[str, torch.Tensor]]
     """What the batch source gave this rank, micro-batches joined."""
     batch_rank: int
-    """Its coordinate on the batch axes."""
+    """The rank's coordinate on the batch axes."""
     figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
     """The residual stream of the first step: per layer that this rank has, the sum and the sum of squares of its part of the

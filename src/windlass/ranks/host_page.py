@@ -36,7 +36,7 @@ PAUSE_S: Final = 2e-4
 LOOKS: Final = 256
 """How many looks apart it is asked whether the first rank is there: some 50 ms."""
 WAIT_S: Final = 600.0
-"""As long as a collective: a first rank that is gone ends the others too."""
+"""How long a rank waits for the page: as long as for a collective, so that a first rank that is gone ends the others too."""
 FOLDERS: Final = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 
 

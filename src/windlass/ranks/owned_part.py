@@ -27,7 +27,7 @@ def owned_ranges(tensor: Tensor) -> list[range]:
 
 
 def ranges_at(tensor: DTensor, coordinate: Sequence[int]) -> list[range]:
-    """As `owned_ranges`, of the rank at `coordinate` of the tensor's mesh."""
+    """The `owned_ranges` of the rank at `coordinate` of the tensor's mesh."""
     ranges = [range(size) for size in tensor.shape]
     for axis, dim in cutting_axes(tensor):
         ranges[dim] = _chunk(ranges[dim], tensor.device_mesh.size(axis), coordinate[axis])

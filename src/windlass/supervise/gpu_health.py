@@ -104,7 +104,7 @@ class XidEvents:
                 answer(nvml, nvml.nvmlDeviceRegisterEvents, gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
 
     def read(self) -> list[DriverFault]:
-        """Those since the last call, oldest first. NVML gives neither their second nor their text: `at_s` is 0."""
+        """The faults since the last call, oldest first. NVML gives neither their second nor their text: `at_s` is 0."""
         found: list[DriverFault] = []
         if self._nvml is None:
             return found

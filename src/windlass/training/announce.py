@@ -120,7 +120,7 @@ def _describe_matrices(run: Run) -> dict[str, str]:
 
 
 def describe_vocabulary(run: Run) -> str:
-    """Its rows, with those that make it a multiple of 128, and those that a base does not have."""
+    """How many rows the vocabulary has, which of them make it a multiple of 128, and which a base does not have."""
     architecture, model = run.architecture, run.config.model
     size, whole = architecture.vocab_size, architecture.padded_vocab_size
     padded = f"{size}, padded to {whole}" if whole > size else str(size)

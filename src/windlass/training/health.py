@@ -132,7 +132,7 @@ class Health:
         return [*self._recent, *filter(math.isfinite, waiting)][-MEDIAN_OF:]
 
     def spikes(self) -> list[Spike]:
-        """Those that the last look found, each returned once."""
+        """The spikes that the last look found, each returned once."""
         found, self._spikes = self._spikes, []
         return found
 

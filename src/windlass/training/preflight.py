@@ -146,7 +146,7 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
 
 
 def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = False) -> tuple[RunConfig, Prepared]:
-    """The same on all ranks: rank 0 makes ready, unless the caller has (`is_prepared`), and one rank per host fetches the
+    """`make_ready` for all ranks: rank 0 makes ready, unless the caller has (`is_prepared`), and one rank per host fetches the
     weights that rank 0 pinned; then all open the data. Collective."""
     ready = None
     if not is_prepared:

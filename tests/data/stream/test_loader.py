@@ -186,7 +186,7 @@ reader, asked = Reader(Path(sys.argv[1])), threading.Event()
 def make(places, start):  # a disk that never answers
     asked.set()
     threading.Event().wait()
-loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3, rank=5), 6, "cpu", 0.2)
+loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3, world_rank=5), 6, "cpu", 0.2)
 asked.wait()
 try:
     loader.next()

@@ -48,7 +48,7 @@ class Score:
 
     @property
     def line(self) -> str:
-        """As `windlass evaluate` prints it; bits per byte only where the tokenizer's bytes are exact."""
+        """The line that `windlass evaluate` prints; bits per byte only where the tokenizer's bytes are exact."""
         text = f"{self.name}: {'' if self.step is None else f'step {self.step}, '}loss {self.loss:.4f}"
         if self.unit == "pairs":
             return f"{text}, accuracy {self.accuracy:.1%}, margin {self.margin:.4g}, {self.count:,} pairs{self._share}"

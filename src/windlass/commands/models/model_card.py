@@ -204,7 +204,7 @@ def _record(saved: SavedModel) -> dict[str, Any]:
 
 
 def _command(argv: list[str]) -> str:
-    """As it was typed: the program by its name, not by its place on that machine; safe in a table."""
+    """A command as it was typed: the program by its name, not by its place on that machine; safe in a table."""
     words = [Path(argv[0]).name if argv else "", *redact(argv[1:])]
     if words[0] in ("__main__.py", "cli/main.py"):
         words[0] = "windlass"

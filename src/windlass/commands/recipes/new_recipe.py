@@ -184,7 +184,7 @@ def _num_bytes(source: Mapping[str, str]) -> int:
 
 
 def _num_documents(source: Mapping[str, str], file: Path, shape: Shape) -> int:
-    """Those that differ, at most MANY; MANY where they are not here, or of a format whose rows are not counted."""
+    """How many documents differ, at most MANY; MANY where they are not here, or of a format whose rows are not counted."""
     given = source.get("path", "")
     path = Path(given).expanduser()
     if path.is_dir():

@@ -30,7 +30,7 @@ model as base, 288 conversations, 31 steps: validation loss 5.39 with LoRA at 2e
 PART_OF_EPOCH: Final = 8
 """Where rows are few, a step takes at most one epoch divided by this."""
 PART_OF_SMALL: Final = 64
-"""The same where a small base trains all parameters. Measured 2026-11-28 on two CPU cores: `init`'s small model as base, 504
+"""The divisor where a small base trains all parameters. Measured 2026-11-28 on two CPU cores: `init`'s small model as base, 504
 conversations, three epochs, seeds 0 and 1: validation loss 1.59 and 1.55 with an eighth of an epoch a step (26 steps), 1.22 and
 1.18 with a sixteenth, 1.11 and 1.05 with a 32nd, 1.06 and 1.00 with a 64th (201 steps), in the same seconds."""
 EPOCHS_OF_LITTLE: Final = "12"

@@ -55,7 +55,7 @@ class Removed(NamedTuple):
 
 
 class Filters:
-    """Those of one source, and how many documents each removed. Every pass over the documents begins at the first; each is
+    """The filters of one source, and how many documents each removed. Every pass over the documents begins at the first; each is
     counted once."""
 
     def __init__(self, config: FiltersConfig, label: str, texts: Texts | None = None):
@@ -93,7 +93,7 @@ class Filters:
                 self.counts[name] += 1
 
     def fresh(self) -> "Filters":
-        """The same filters, with nothing counted: for a part of the source."""
+        """A copy with nothing counted: for a part of the source."""
         return Filters(self.config, self.label, self._texts)
 
     @property

@@ -40,10 +40,10 @@ class NearPair(NamedTuple):
 
     similarity: float
     kept: int
-    """Its number among all documents, from 0."""
+    """Number of the document that is kept, among all documents, from 0."""
     left_out: int
     kept_text: str
-    """Its beginning."""
+    """How the document that is kept begins."""
     left_out_text: str
 
 

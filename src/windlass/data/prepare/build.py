@@ -104,7 +104,7 @@ def _in_order(amounts: Mapping[str, list[Amount]], chunked: ChunkedSets) -> list
 
 
 def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:
-    """The same in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
+    """Prepares in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
     plan is continued, anything else replaced; then `begun` is called. Raises UserError."""
     beat = journal.Beat()
     with journal.beating(directory), TaskRunner(most_workers(plan.config)) as runner:

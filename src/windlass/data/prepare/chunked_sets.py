@@ -125,8 +125,8 @@ class ChunkedSets:
     def encoded(
         self, name: str, number: int, settings: Callable[[str], Settings], work: Path, eos_id: int, token_bytes: Path
     ) -> Iterator[list[tuple[Path, PartSize]]]:
-        """The same by chunk, in numbers: the parts are not opened here, and may be deleted by the caller. token_bytes: the file
-        of the bytes of text per token id. Raises UserError."""
+        """The encoded parts of a set by chunk, in numbers: they are not opened here, and may be deleted by the caller.
+        token_bytes: the file of the bytes of text per token id. Raises UserError."""
         found = self._found[name, number]
         if len(found.encoded) < len(found.counted):  # else with another set
             tasks = self._tasks(found, settings, work, eos_id, token_bytes)

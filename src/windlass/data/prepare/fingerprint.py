@@ -103,8 +103,8 @@ def stream_fingerprint(
     tokenizer_files: Sequence[Path],
     date: str | None = None,
 ) -> str:
-    """The same without the further validation sets, which may come and go, and without limits on bad rows, so that a run goes on
-    where a row was one too many."""
+    """The fingerprint without the further validation sets, which may come and go, and without limits on bad rows, so that a run
+    goes on where a row was one too many."""
     settings = without_bad_rows(settings)
     kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
     return preparation_fingerprint(

@@ -79,7 +79,7 @@ class Prepared:
     baselines: dict[str, dict[str, float]]
     """What a model must beat on the whole validation set: name -> bits_per_byte, and loss in nats per token."""
     isolated_baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same where documents are isolated: on all tokens but each document's first. Compressors have no such figure."""
+    """Baselines where documents are isolated: on all tokens but each document's first. Compressors have no such figure."""
     commits: dict[str, str] = field(default_factory=dict)
     """Commits of the hub's datasets that were read, by name@revision."""
     files: dict[str, str] = field(default_factory=dict)

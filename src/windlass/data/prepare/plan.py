@@ -44,7 +44,7 @@ class PreparePlan(NamedTuple):
     bad_rows: dict[str, BadRows]
     """What was found of each source, by its use; filled while they are read."""
     filters: dict[str, Filters]
-    """Those of each source that has some, by its use, with what they removed; filled while they are read."""
+    """The filters of each source that has some, by its use, with what they removed; filled while sources are read."""
     vocabulary: IdVocabulary | None = None
     """What ids mean, where a source holds some."""
     date: str | None = None

@@ -125,8 +125,8 @@ def narrowest(input_ids_NL: np.ndarray, labels_NL: np.ndarray, has_ends: bool, v
 
 
 def shard_columns(entry: dict[str, Any]) -> ShardColumns:
-    """Those of an entry of index.json, by their names and encodings; where there are no such, those of these names, or the plain
-    ones."""
+    """The columns of an entry of index.json, by their names and encodings; where none have both, those of these names, or the
+    plain ones."""
     known = [ShardColumns(*of) for of in itertools.product(IDS, TARGETS, (False, True), (False, True))]
     named = [found for found in known if entry.get("column_names") == list(found.encodings)]
     exact = [found for found in named if entry.get("column_encodings") == list(found.encodings.values())]

@@ -140,7 +140,7 @@ def verify_bytes(file: File, data: Any, where: str, change: str = REPAIR) -> Non
 
 
 def verify_file(file: File, opened: io.FileIO, where: str, change: str = REPAIR) -> None:
-    """The same for an open file, which is read and not mapped: a bad block of a disk is an error then, and no SIGBUS."""
+    """Verifies an open file, which is read and not mapped: a bad block of a disk is an error then, and no SIGBUS."""
     digest, piece = HASHES[file.algorithm](), memoryview(bytearray(PIECE_BYTES))
     try:
         check_file_size(file, os.fstat(opened.fileno()).st_size, where, change)

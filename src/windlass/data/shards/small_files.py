@@ -24,7 +24,7 @@ def hashes_of(directory: Path, sets: Iterable[str] | None = None) -> dict[str, s
 
 
 def check_small_files(directory: Path, promised: Mapping[str, str]) -> None:
-    """They are those that were written: none changed or gone, and no further one of the tokenizer. Raises BadShard."""
+    """Raises BadShard unless the files are those that were written: none changed or gone, no further one of the tokenizer."""
     found = hashes_of(directory)
     rule = f"{PREPARED_NAME} keeps the hashes of the tokenizer's files and of each {INDEX_NAME}, which stay as they are"
     for name, digest in promised.items():

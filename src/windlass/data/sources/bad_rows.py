@@ -49,7 +49,7 @@ class Placed(str):
 
     __slots__ = ("place",)
     place: str
-    """As in a BadRow, a.jsonl:12."""
+    """Where the row is, as a BadRow has it: a.jsonl:12."""
 
     @classmethod
     def at(cls, text: str, where: str) -> Self:
@@ -155,7 +155,7 @@ class FoundRows:
 
 
 class BadRows:
-    """Those of one source. Every pass over its rows begins at the first; each row is counted once."""
+    """The bad rows of one source. Every pass over its rows begins at the first; each row is counted once."""
 
     def __init__(
         self,

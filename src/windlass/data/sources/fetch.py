@@ -60,8 +60,8 @@ def is_fetched(directory: Path) -> bool:
 
 
 class Stream:
-    """The same rows as they arrive: written to chunks and yielded at once. Each pass over `texts` starts at the first row; only
-    one pass may be active."""
+    """Rows as they come from a server: written to chunks and yielded at once. Each pass over `texts` starts at the first row;
+    only one pass may be active."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ def decode(data: bytes, where: str, offset: int) -> str:
 
 
 def decode_line(data: bytes, path: str, number: int, offset: int) -> str:
-    """The same of a line of a file."""
+    """The text of a line of a file. Raises BadRow where its bytes are no UTF-8."""
     return _decoded(data, f"{path}:{number}", offset, line_in_utf8(path))
 
 

@@ -150,8 +150,8 @@ def select(
 def duplicates(
     sources: Sequence[Source], asked: bool | NearDuplicatesConfig, run: RunSized, log: Callable[[str], None]
 ) -> Duplicates | None:
-    """Those that `data.deduplicate` asks for; None where it asks for none. `run`: (tasks, about how many bytes they hold) ->
-    their results, in order. Raises UserError."""
+    """The duplicates that `data.deduplicate` leaves out; None where it asks for none. `run`: (tasks, about how many bytes they
+    hold) -> their results, in order. Raises UserError."""
     if isinstance(asked, NearDuplicatesConfig):
         num_bytes = sum(file.num_bytes for source in sources for file in source.files)
         found = near_copies(sources, asked, lambda tasks: run(tasks, num_bytes))

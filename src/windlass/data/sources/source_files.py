@@ -36,7 +36,7 @@ class SourceFile(NamedTuple):
     xxh3: str
     text_key: str
     kind: Kind | None = None
-    """Its format, where the recipe overrules its name."""
+    """The file's format, where the recipe overrules its name."""
     max_row_bytes: int = MAX_ROW_MIB * MIB
     specials: Specials = ()
     """Special tokens of the tokenizer, which a message may not hold."""

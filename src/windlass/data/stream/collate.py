@@ -108,7 +108,7 @@ def batches_of(
 def changed_batches(
     make: MakeBatch, change: Callable[[Batch, np.ndarray], Batch], shard_samples: Sequence[int]
 ) -> MakeBatch:
-    """The same batches after `change`, which sees the numbers of their samples in the set."""
+    """Batches of `make` after `change`, which sees the numbers of their samples in the set."""
     firsts_S = np.cumsum([0, *shard_samples])
 
     def make_changed(rows_N2: np.ndarray, position: int) -> Batch:
@@ -118,7 +118,7 @@ def changed_batches(
 
 
 def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
-    """The same batches with `keys`, [rows] int64."""
+    """Batches of `make` with `keys`, [rows] int64."""
 
     def make_with_keys(rows_N2: np.ndarray, position: int) -> Batch:
         rows = sequences * position, sequences * len(rows_N2)
@@ -128,7 +128,7 @@ def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
 
 
 def add_percent(make: MakeBatch, reader: SampleReader) -> MakeBatch:
-    """The same batches with `percent`, [rows, T] int64. `reader`: what `make` reads."""
+    """Batches of `make` with `percent`, [rows, T] int64. `reader`: what `make` reads."""
 
     def make_with_percent(rows_N2: np.ndarray, position: int) -> Batch:
         batch = make(rows_N2, position)
@@ -143,7 +143,7 @@ def add_percent(make: MakeBatch, reader: SampleReader) -> MakeBatch:
 
 
 def add_sources(make: MakeBatch, source_shards: Sequence[int]) -> MakeBatch:
-    """The same batches with `sources`, [N, S] bool: which of the S sources a sample is of. Their shards follow one another,
+    """Batches of `make` with `sources`, [N, S] bool: which of the S sources a sample is of. Their shards follow one another,
     `source_shards` of each."""
     ends_S = np.cumsum(source_shards)
 

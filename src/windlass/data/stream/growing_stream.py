@@ -29,7 +29,7 @@ WAITED_FROM_S: Final = 1.0  # shorter waits are logged when they add up to it
 
 
 def wait_for_first_shard(source: ShardSource) -> ShardSource:
-    """The same source, once it has a shard. Raises UserError, BadShard."""
+    """Returns `source` once it has a shard. Raises UserError, BadShard."""
     if isinstance(source, GrowingFolder):
         source.wait_for(lambda: len(source.shards) > 0)
     return source
@@ -68,7 +68,7 @@ class WrittenOrder:
         return self._order.state()
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """As `Order.take`, once all positions up to the end are known. Raises UserError, BadShard."""
+        """What `Order.take` gives, once all positions up to the end are known. Raises UserError, BadShard."""
         self._end = start + count
         if self._wait_for(self._end):
             self.waited_for.add(start)
@@ -160,7 +160,7 @@ class GrowingStream:
         return self._loader.shards
 
     def next(self) -> list[Batch]:
-        """As the loader's. Logs a line every `LOG_EVERY_S` while it waits for shards that are not written yet."""
+        """The loader's next batch. Logs a line every `LOG_EVERY_S` while it waits for shards that are not written yet."""
         start_s, start = time.perf_counter(), self.consumed
         while not self._order.is_complete and not self._loader.is_ready(LOG_EVERY_S):
             self._log(f"waiting for data: {len(self.shards)} shards are written, and the next batch needs more")

@@ -59,7 +59,7 @@ class BatchCut:
     accumulation: int = 1
     batch_rank: int = 0
     batch_ranks: int = 1
-    rank: int = 0
+    world_rank: int = 0
     """This process's rank in the world, by which an error names it. Several ranks share a batch rank where tp, pp or context is
     over 1."""
 
@@ -182,7 +182,7 @@ class Loader:
         cut, samples = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
         names = ", ".join(map(self._named, self._read_shards)) or "no shard yet"
         return Unavailable(
-            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) waited {self._limit_s:g} s for samples "
+            f"rank {cut.world_rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) waited {self._limit_s:g} s for samples "
             f"{samples} of the training stream; the loader is reading {names}",
             "a batch that takes longer than data.timeout_s means that a disk or a store does not answer",
             "check that storage; the same command resumes from the last checkpoint (for a slow store raise data.timeout_s)",

@@ -50,7 +50,7 @@ class LaneShares:
         return np.stack([shares.taken(self.index(position, lane)) for lane, shares in enumerate(self.of)])
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """The shares as JSON."""
         first_JK = [shares.facts()["taken"] for shares in self.of]
         stages = [[start, list(weights)] for start, weights in self._stages]
         taken = np.sum(first_JK, 0).tolist()
@@ -72,7 +72,7 @@ class LanePart:
         self._number, self._epoch = 1 + lane * (len(shard_samples) + 1), -1
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Its samples start..start+count -> [count, 2] int64: (shard of the source, row)."""
+        """The lane's samples start..start+count -> [count, 2] int64: (shard of the source, row)."""
         size, parts = self._end - self._first, [np.empty((0, 2), np.int64)]
         while count > 0:
             epoch, position = divmod(start, size)

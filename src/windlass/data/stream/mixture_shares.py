@@ -92,7 +92,7 @@ class Shares:
         return cls([Stage(start, tuple(weights)) for start, weights in facts["stages"]], facts["taken"])
 
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """The shares as JSON."""
         return {"stages": [[start, list(weights)] for start, weights in self.stages], "taken": self._taken[0].tolist()}
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -119,7 +119,7 @@ def _shares(opening: Opening, digests: Sequence[str]) -> Shares:
 
 
 def _lane_shares(opening: Opening, digests: Sequence[str]) -> LaneShares:
-    """The same for each lane. A run that goes on with another number of lanes begins them evenly."""
+    """The shares of each lane. A run that goes on with another number of lanes begins them evenly."""
     config, cut, state = opening.config, opening.cut, opening.state
     planned, lanes = Shares([Stage(*stage) for stage in config.mixture]), config.order.lanes
     block = cut.global_batch // lanes

@@ -104,12 +104,12 @@ class SkippingReader:
         return self._nothing
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
-        """As the reader's; a sample that is left out is one document."""
+        """The ends that the reader gives; a sample that is left out is one document."""
         is_out = number in self.since or number in self._bad
         return np.zeros(len(self._nothing[0]), bool) if is_out else self.reader.ends(number, row)
 
     def percent(self, number: int, row: int) -> np.ndarray | None:
-        """As the reader's; what is left out has no target."""
+        """The shares that the reader gives; what is left out has no target."""
         is_out = number in self.since or number in self._bad
         return None if is_out else self.reader.percent(number, row)
 

@@ -62,7 +62,7 @@ class AnswerFinder:
         self._ending = ""  # what follows the words of an answer
 
     def spans(self, wanted: Sequence[bool]) -> list[Span]:
-        """Those of the wanted messages."""
+        """The spans of the wanted messages."""
         numbers = [number for number, is_one in enumerate(wanted) if is_one]
         if len(numbers) <= ALL_EXACT:
             return [self._exact(number) for number in numbers]

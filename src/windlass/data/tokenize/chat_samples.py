@@ -15,7 +15,7 @@ import numpy as np
 from windlass.data.packing import WHOLE
 from windlass.data.sources.chat_rows import ASSISTANT, is_learned, reasoning_apart
 from windlass.data.tokenize.answer_spans import runs_of_true
-from windlass.data.tokenize.chat_template import Encoded, Messages, NotFound, Template, Tools, without_weights
+from windlass.data.tokenize.chat_template import ChangedAnswer, Encoded, Messages, Template, Tools, without_weights
 from windlass.errors import UserError
 
 THOUGHT, THOUGHT_END = "<think>", "</think>"
@@ -35,7 +35,7 @@ def conversation_samples(template: Template, messages: Messages, where: str, too
     try:
         found = template.encode(messages, where, tools=tools)
         return [Rendered(messages, found, percent(found, [messages[number] for number in learned], where))]
-    except NotFound:
+    except ChangedAnswer:
         each = [messages[: number + 1] for number in learned]
         alone = [(upto, as_inference(template, upto, where, tools)) for upto in each]
         return [Rendered(upto, found, percent(found, upto[-1:], where)) for upto, found in alone]
@@ -68,7 +68,7 @@ def as_inference(template: Template, messages: Messages, where: str, tools: Tool
     last = len(messages) - 1
     try:
         return template.encode(messages, where, last, tools)
-    except NotFound as error:
+    except ChangedAnswer as error:
         bare = without_weights(messages)
         cued = template.render(bare[:-1], where, True, tools) if last else ""
         said = bare[-1]

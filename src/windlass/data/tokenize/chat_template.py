@@ -62,7 +62,7 @@ Found = tuple[np.ndarray, np.ndarray, list[str]]
 """(ids, whether each is of a wanted answer, what is written of each such answer)."""
 
 
-class NotFound(UserError):
+class ChangedAnswer(UserError):
     """An answer whose context in the whole text is not what inference would give."""
 
 
@@ -252,7 +252,7 @@ class Template:
         return ids_N, is_answer_N, [text[start:end] for start, end in spans]
 
     def _fail(self, where: str, number: int) -> NoReturn:
-        raise NotFound(
+        raise ChangedAnswer(
             f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
             "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
             "mark answers in the template with {% generation %} ... {% endgeneration %}",

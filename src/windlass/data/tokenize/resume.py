@@ -76,7 +76,7 @@ class EncodedTexts(NamedTuple):
     num_documents: list[int]
     """The number of documents that each text gives: none where it is refused."""
     refused: list[tuple[str, str, str, str]]
-    """As in FinishedPart."""
+    """What FinishedPart has of the texts that were refused."""
 
 
 def open_parts(directory: Path, fingerprint: str, date: str | None = None) -> Path:

@@ -47,7 +47,7 @@ def on_day(template: str, date: str | None) -> str:
 
 
 def _code_of(template: str) -> str:
-    """Its expressions and statements, without text and comments; all of what cannot be read, which fails where it is rendered."""
+    """A template's expressions and statements, without text and comments; one that cannot be read, whole: rendering fails."""
     from jinja2 import Environment, TemplateSyntaxError
 
     try:

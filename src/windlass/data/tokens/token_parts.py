@@ -48,7 +48,8 @@ def targets_of_samples(ids_N: np.ndarray, eos_id: int) -> np.ndarray:
 def pack_samples(
     ids: Iterable[np.ndarray], eos_id: int, sequence_length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """As `packing.pack`: (input_ids [n, T+1], labels [n, T+1]), a row each, filled up with EOS that are no targets."""
+    """Samples as `packing.pack` gives them: (input_ids [n, T+1], labels [n, T+1]), a row each, filled up with EOS that are no
+    targets."""
     for part in ids:
         rows = np.split(part, np.flatnonzero(part == eos_id) + 1)[:-1]
         for start in range(0, len(rows), SAMPLES_AT_ONCE):

@@ -83,7 +83,7 @@ class Gemma2Fields(GemmaFields):
     final_logit_softcapping: float | None = Field(30.0, gt=0.0)
     """Logits l become c tanh(l / c) with this c; null: they stay."""
     attn_logit_softcapping: float | None = Field(50.0, gt=0.0)
-    """The same of attention's scores, which then run unfused, and slower. null: they stay."""
+    """Attention's scores s become c tanh(s / c) with this c, and run unfused, which is slower; null: they stay."""
 
     def extras(self) -> dict[str, Any]:
         return {**super().extras(), "score_cap": self.attn_logit_softcapping}

@@ -52,7 +52,7 @@ class DecoderFields(Family):
     rope_scaling: dict[str, Any] | None = None
     """Rotary positions stretched, as transformers 4 writes it; rope_type is linear, llama3 or yarn."""
     rope_parameters: dict[str, Any] | None = None
-    """The same as transformers 5 writes it, with rope_theta inside; rope_type may be default too."""
+    """Stretched positions as transformers 5 writes them, with rope_theta inside; rope_type may be default too."""
     tie_word_embeddings: bool = False
     """Embedding and head are one matrix."""
 
@@ -126,7 +126,7 @@ class DecoderFields(Family):
 
 
 class RotaryFields(DecoderFields):
-    """The same with RMSNorm and a gated MLP, as in Llama."""
+    """A decoder with RMSNorm and a gated MLP, as in Llama."""
 
     hidden_act: Activation = "silu"
     """Activation of the MLP."""

@@ -63,7 +63,7 @@ def adapter_of(config: AdapterConfig, arch: Architecture) -> Adapter | None:
 
 
 def adapted_shapes(arch: Architecture, adapter: Adapter | None, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
-    """As parameter_shapes, with the factors behind their matrices, and NF4's two tensors in place of a weight."""
+    """parameter_shapes, with the factors behind their matrices, and NF4's two tensors in place of a weight."""
     shapes = parameter_shapes(arch, padded=padded)
     if adapter is None:
         return shapes

@@ -44,7 +44,7 @@ class OtherSettings:
     tokens_per_step: int | None = None
     micro_batch: int = 1
     is_micro_batch_auto: bool = False
-    """It is the least that can be, and no number of the recipe's."""
+    """Whether `micro_batch` is the least that can be, and no number of the recipe's."""
     sequences_per_sample: int = 1
     adds_in_bf16: bool = False
     """Whether gradients are added up in bf16 (precision.gradients)."""

@@ -158,7 +158,7 @@ def chart_scale(series: str) -> float:
 
 
 def _held(runs: Runs, *lines: Line) -> list[Line]:
-    """Those with a number in some run."""
+    """The lines that have a number in some run."""
     return [line for line in lines if any(_has(run, line.series or "") for run in runs)]
 
 

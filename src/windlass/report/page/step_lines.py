@@ -96,7 +96,7 @@ def _read_table(lines: Sequence[bytes]) -> Any:
 
 
 def step_columns(events: Sequence[Event]) -> Columns:
-    """The same from parsed lines."""
+    """The columns of step lines that are parsed already."""
     raw = {name: np.array([_number(event.get(name)) for event in events]) for name in READ}
     for group in GROUPS:
         held = [value if isinstance(value := event.get(group), Mapping) else {} for event in events]

@@ -108,7 +108,7 @@ def page_text(directory: Path, *, at_most_bytes: int | None = None) -> str:
 
 
 def thinned(run: Shown, at_most_bytes: int | None = None) -> str:
-    """The same of a run that was opened before, as far as it was read. Raises UserError where no page is that short."""
+    """The page of a run that was opened before, as far as it was read. Raises UserError where no page is that short."""
     detail, text, size = Detail(), "", 0
     for change in ({}, *SHED):
         detail = replace(detail, **change)

@@ -51,7 +51,7 @@ def following(
 def sending(
     run_directory: Path, sinks: Sequence[Sink], say: Callable[[str], None], longest_s: float = LONGEST_S
 ) -> Iterator[None]:
-    """The same for sinks that are objects of this process: each by a thread of its own, off the step, and no step twice over all
+    """Sends to sinks that are objects of this process: each by a thread of its own, off the step, and no step twice over all
     resumes. `sinks/CLASS.json` keeps how far each is."""
     is_over = threading.Event()
 
@@ -78,7 +78,7 @@ def sending(
 
 
 def _name_of(sinks: Sequence[Sink], sink: Sink) -> str:
-    """Its class, numbered where there are several of one."""
+    """The name of a sink: its class, numbered where several are of one."""
     name = type(sink).__name__
     alike = [one for one in sinks if type(one).__name__ == name]
     return name if len(alike) == 1 else f"{name}-{alike.index(sink)}"

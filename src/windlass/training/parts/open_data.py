@@ -34,7 +34,9 @@ def open_source(
     reference: ReferenceScores | None = None,
 ) -> BatchSource:
     """The training stream, cut over the batch axes, from where the run starts; a pair with its `reference` scores."""
-    cut = replace(batch_cut(config, mesh), accumulation=config.accumulation(mesh.layout.batch_ranks), rank=runtime.rank)
+    cut = replace(
+        batch_cut(config, mesh), accumulation=config.accumulation(mesh.layout.batch_ranks), world_rank=runtime.rank
+    )
     state = start.stream_state(config, prepared.stream)
     return open_stream(
         Opening(prepared, config.data, cut, config.run.seed, state, log),

@@ -49,7 +49,7 @@ def compiled_files() -> set[Path]:
 
 
 def racing_kernels(runtime: Runtime) -> list[str]:
-    """Those of all that the ranks have compiled so far. Collective."""
+    """Names of the racing kernels among all that the ranks have compiled so far. Collective."""
     own = [name for file in compiled_files() for name in racing_in(file.read_text("utf-8"))]
     return sorted({name for names in runtime.gathered(own) for name in names})
 

@@ -181,7 +181,7 @@ def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
 
 
 def read_base(directory: Path) -> dict[str, bytes | Path]:
-    """The same of a Hugging Face directory."""
+    """What a checkpoint keeps of the Hugging Face directory that its run begins from: name -> content, or the file itself."""
     found: dict[str, bytes | Path] = {}
     if (directory / GENERATION).is_file():
         found[KEPT_GENERATION] = (directory / GENERATION).read_bytes()
@@ -201,8 +201,8 @@ def kept_base_files(checkpoint: Path) -> dict[str, bytes]:
 def kept_scores(
     trainer_state: Mapping[str, Any], files: Mapping[str, bytes | Path], where: str | Path
 ) -> ReferenceScores | None:
-    """Those of a checkpoint and its `files`; None where its reference is its base without the factors, which is so where its
-    objective had a reference and kept no scores. Raises UserError where it has neither."""
+    """The kept scores of a checkpoint and its `files`; None where its reference is its base without the factors, which is so
+    where its objective had a reference and kept no scores. Raises UserError where it has neither."""
     kept, then = files.get(SCORES), check_recipe(trainer_state["config"])
     scores = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
     if scores is None and not (kept is None and then.objective.has_reference and then.adapter.kind != "none"):
