@@ -44,12 +44,16 @@ class Rates:
 CPU: Final = Rates(flops=50e9, link_bytes_s=1e9, call_s=1e-4, operator_s=5e-6, full_tokens=64)
 NVLINK_BYTES_S, NETWORK_BYTES_S, GPU_CALL_S, GPU_OPERATOR_S, GPU_TOKENS = 330e9, 25e9, 25e-6, 5e-6, 2048
 UNKNOWN_PEAK: Final = 100e12
+
+# Shares of a step from which a lever is named. Chosen: two runs on one machine differ by 3 to 10 % (docs/performance.md), so that
+# less cannot be seen; the remedy for logging costs nothing.
 LEAST_WAIT, LEAST_LOG, LEAST_FILLED, LEAST_SENT, LEAST_LAUNCH = 0.05, 0.005, 0.9, 0.1, 0.1
-# of a step. Measured on two Zen 4 cores, a 2-block model of 64 channels: 0.9 by the rates at 64 tokens, where 4 times the rows
-# brought 2.8 times the tokens/s; 0.6 at 256 tokens, where they brought 1.4 times
+# Measured on two Zen 4 cores, a 2-block model of 64 channels: 0.9 by the rates at 64 tokens, where 4 times the rows brought 2.8
+# times the tokens/s; 0.6 at 256 tokens, where they brought 1.4 times.
 LEAST_CALLED: Final = 0.75
-USUAL_EVERY, USUAL_BUCKET_MIB, MANY = 10, 25.0, 4
-SMALL_MESSAGE: Final = MIB
+USUAL_EVERY, USUAL_BUCKET_MIB = 10, 25.0  # the defaults of report.every_steps and parallel.bucket_mib
+MANY: Final = 4  # times as many micro-batches, rows or calls: a proposal, not the best
+SMALL_MESSAGE: Final = MIB  # its bytes take 3 us on NVLink, an eighth of the call
 
 
 def find_levers(run: Observed) -> list[Lever]:

@@ -204,10 +204,8 @@ class Decoder(nn.Module):
         positions go on behind it, in each row's last document. `documents` [B, M]: where those of each whole row begin
         (attention/documents.py). `keys` [B]: of samples, for dropout. `sources`: head/source_losses.py. Others: head/loss.py."""
         arch, context, offset = self.arch, self.context, 0
-        # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
-        num_positions = (
-            input_ids.shape[1] * (1 if self.first else self.share.num_ranks) * (context.num_ranks if context else 1)
-        )
+        shares = (1 if self.first else self.share.num_ranks) * (context.num_ranks if context else 1)
+        num_positions = input_ids.shape[1] * shares  # of the row; ids are all of this rank's, a stage's input its share
         if cache is not None:
             cache.check(num_positions)
             offset = cache.length
