@@ -119,7 +119,7 @@ class RunConfig(Settings):
     def _attention(self) -> Iterator[UserError]:
         has_documents = self.data.isolate or self.parallel.computes_slices
         computed = None if self.precision.known_policy is None else self.precision.computed
-        yield from self.run.errors_beside(has_documents, computed)
+        yield from self.run.errors_beside(type(self).model_fields, has_documents, computed)
 
     def _precision(self) -> Iterator[UserError]:
         parallel, optim = self.parallel, self.optim

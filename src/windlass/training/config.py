@@ -1,13 +1,14 @@
 """The recipe's `run` section: how long a run trains, on what global batch, and where it starts. No torch."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
+from pydantic.fields import FieldInfo
 
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest
 from windlass.settings import Count, Settings, Violation
 
 FlashVersion = Literal["auto", 2, 3, 4]
@@ -59,8 +60,27 @@ class RunSettings(Settings):
         """The length in optimizer steps; None where it is given in epochs of data that is not open yet."""
         return math.ceil(self.tokens / self.tokens_per_step) if self.tokens is not None else self.steps
 
-    def errors_beside(self, has_documents: bool, computed: str | None) -> Iterator[UserError]:
-        """Violated rules on rows of several documents, and on the dtype of products; None: the devices decide it."""
+    def _accepted_errors(self, sections: Mapping[str, FieldInfo]) -> Iterator[UserError]:
+        """The fields of `model` are its family's, and not looked at."""
+        keys = ["data"]
+        for name, section in sections.items():
+            inner = section.annotation.model_fields if isinstance(section.annotation, type(Settings)) else {}
+            keys += [f"{name}.{field.alias or key}" for key, field in inner.items()]
+        for word in self.accept_drift:
+            begin = ".".join(word.split(".")[:2])
+            if begin not in keys and not begin.startswith("model."):
+                yield UserError(
+                    f"run.accept_drift=[{word}]",
+                    "it names settings that may differ from the checkpoint's, and this is no key of a recipe",
+                    f"{nearest(word, keys)}the error of a resume names the keys that differ; `windlass keys` lists all",
+                )
+
+    def errors_beside(
+        self, sections: Mapping[str, FieldInfo], has_documents: bool, computed: str | None
+    ) -> Iterator[UserError]:
+        """Violated rules on the keys of a recipe's `sections`, on rows of several documents, and on the dtype of products; None:
+        the devices decide it."""
+        yield from self._accepted_errors(sections)
         version = self.flash_attention
         if version in ("auto", 2):
             return
