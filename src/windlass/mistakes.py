@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import ValidationError
 
 from windlass.errors import SeveralErrors, UserError, nearest
-from windlass.other_names.answers import REMOVE, as_yaml
+from windlass.other_names.answers import REMOVE
 from windlass.other_names.renamed_keys import named_section, renamed_elsewhere, renamed_key_advice
 from windlass.other_names.values import value_meant
 from windlass.recipe import parse_yaml
-from windlass.settings import Gathering, Settings, Violation, Violations, meant
+from windlass.settings import BrokenRule, Gathering, Settings, Violations, as_yaml, meant
 
 Location = tuple[int | str, ...]
 Mistake = tuple[Location, UserError]
@@ -228,17 +228,19 @@ def _refused(section: Any, key: str, path: str, value: str) -> str | None:
     return None
 
 
-def _as_user_errors(violation: Violation, location: Location, given: Any) -> Iterator[UserError]:
-    if isinstance(violation, UserError):
-        yield violation
-        return
+def _as_user_errors(violation: Exception, location: Location, given: Any) -> Iterator[UserError]:
     path = path_of(location)
     for one in violation.found if isinstance(violation, Violations) else (violation,):
         if isinstance(one, UserError):
             yield one
-            continue
-        shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
-        yield UserError(shown, str(one), more_of(path))
+        elif isinstance(one, BrokenRule):
+            key = next(iter(one.given), "")
+            # pydantic's location of a rule that a field judges by itself ends with the field
+            is_field = location[-1] == key and not (isinstance(given, Mapping) and key in given)
+            yield one.at(path_of(location[:-1]) if is_field else path)
+        else:
+            shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
+            yield UserError(shown, str(one), more_of(path))
 
 
 def more_of(path: str) -> str:

@@ -232,7 +232,7 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
         )
 
     text = VARIABLE.sub(variable, value)
-    if redacted(text) != text and UNQUOTED.search(text):
+    if UNQUOTED.search(text) and (redacted(text) != text or re.match(r"[a-z][\w+.-]*://[^/]*@", text, re.IGNORECASE)):
         raise UserError(
             f"{where} is a URL that holds white space, a quote, a backquote or an angle bracket",
             "a URL has none of these, so that messages can leave out its user, password and query",

@@ -5,12 +5,14 @@ complaint into a sentence that names the nearest key). The docstring under a fie
 is generated from it.
 
 Rules between the keys of a config are generators (`rules`), so that all violated ones can be listed. A config that is made
-directly raises the first; a recipe lists them all (windlass.mistakes).
+directly raises the first; a recipe lists them all (windlass.mistakes). A section that does not know where it is in a recipe, as
+in a list of sources, breaks a BrokenRule, with keys of its own; any other raises a UserError.
 """
 
+import json
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -27,9 +29,66 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from windlass.errors import UserError
+from windlass.safe_text import shown
 
-Violation = UserError | ValueError
-"""ValueError where only pydantic knows the path of the config, as in a list of sources."""
+MAX_SHOWN: Final = 200  # characters of a value in a message
+OWN_KEY: Final = re.compile(r"(?<![^\s(`'])\.(?=[a-z])")
+
+
+def as_yaml(value: Any) -> str:
+    """A value as a recipe would have it; of a section what was given."""
+    if isinstance(value, Settings):
+        value = value.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)  # on one line, whatever it holds
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f'"{text}"' if isinstance(value, str) and text.isdigit() else text  # a number in quotes is text
+
+
+def cut(text: str) -> str:
+    """The beginning of a text that is long."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def in_a_row(words: Iterable[str], last: str) -> str:
+    """`a, b and c`."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+class BrokenRule(ValueError):
+    """A violated rule of a section that does not know where it is in a recipe. pydantic collects it, as a ValueError, and
+    windlass.mistakes joins it with the path of the section.
+
+    `given`: keys of the section, `order.lanes`, with their values, the wrong one first; None: the key is missing; the key "" is
+    the section itself. `change` names a key with a dot before it, `.order.lanes`.
+    """
+
+    def __init__(self, given: Mapping[str, object], rule: str, change: str):
+        super().__init__(given, rule, change)
+        self.given, self.rule, self.change = given, rule, change
+
+    def at(self, path: str) -> UserError:
+        """The mistake, in the section at `path`."""
+        keys = {".".join(filter(None, (path, key))): value for key, value in self.given.items()}
+        # hidden before it is cut: a URL without its end does not show what of it is a password
+        texts = {key: cut(shown(as_yaml(one))) or '""' for key, one in keys.items() if one is not None}
+        has = [f"{key}={text}" if key else text for key, text in texts.items()]
+        lacks = [key for key in keys if key not in texts]
+        given = f"{has[0]} with {in_a_row(has[1:], 'and')}" if has[1:] else "".join(has) or path
+        given += f" without {in_a_row(lacks, 'or')}" if lacks else ""
+        return UserError(given.strip(), self.rule, OWN_KEY.sub(f"{path}." if path else "", self.change))
+
+    def __str__(self) -> str:
+        error = self.at("")
+        return f"{error.given}: {error.rule}; {error.change}"
+
+
+Violation = UserError | BrokenRule
 
 
 V = TypeVar("V", bound=Violation)
@@ -141,6 +200,15 @@ class Settings(BaseModel):
         """Every violated rule."""
         for rule in self.rules():
             yield from judged(rule)
+
+    def exactly_one(self, what: str, *names: str) -> Iterator[BrokenRule]:
+        """The rule that `what` has exactly one of these fields."""
+        keys = {type(self).model_fields[name].alias or name: getattr(self, name) for name in names}
+        given = {key: value for key, value in keys.items() if value is not None}
+        if len(given) != 1:
+            rule = f"{what} has exactly one of {in_a_row(keys, 'and')}"
+            change = f"give one of them: {in_a_row((f'.{key}' for key in keys), 'or')}"
+            yield BrokenRule(given or {"": self, **keys}, rule, change)
 
     def fields(self) -> dict[str, Any]:
         """Every field and extra key with its value; sections stay what they are."""

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import prepare
@@ -45,6 +46,14 @@ def data_config(root: Path, **changes):
         "shuffle_window": 3,
     }
     return DataConfig.model_validate({**settings, **changes})
+
+
+def refusal(model, settings):
+    """Where the one mistake in `settings` is, and the sentence for it: what was given, the rule, and what to change."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(settings)
+    (error,) = caught.value.errors()
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}"
 
 
 @pytest.fixture

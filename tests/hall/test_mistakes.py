@@ -34,7 +34,7 @@ def test_all_mistakes_are_listed_at_once_in_the_recipes_order():
         "run.start_what=all without run.start_from",
         "model: num_hidden_layers: 'many'",
         "data.sources[0].path=5",
-        "data.sources[1]",
+        "data.sources[1].rows=x",
         "data.sequence_length is missing",
         "optim.decay_fraction=0.5 with optim.schedule=cosine",
         "optim.warmup_steps=101 in a run of 100 steps",
@@ -101,11 +101,11 @@ def test_every_violated_rule_of_a_source_and_every_wrong_field_of_a_model_is_lis
         "model: use_cache: true",
         "model: hidden_size: 0",
         "model: num_hidden_layers: 'many'",
-        "data.sources[0]",
-        "data.sources[0]",
+        "data.sources[0].subset=s without data.sources[0].hub",
+        "data.sources[0].rows=y",
         "data.validation.pth",
     ]
-    assert [one.rule.partition(" has no effect")[0] for one in error.errors[4:5]] == ["`subset`"]
+    assert error.errors[4].change == "remove data.sources[0].subset"
     assert givens(refused(tree(model={"num_hidden_layers": "many", "hidden_size": 0}))) == [
         "model: hidden_size: 0",
         "model: num_hidden_layers: 'many'",
@@ -118,6 +118,74 @@ def test_every_violated_rule_of_a_source_and_every_wrong_field_of_a_model_is_lis
 )
 def test_of_a_flag_or_a_mapping_the_one_that_is_given_is_judged(given, named):
     assert givens(refused(tree(data={"deduplicate": given}))) == [named]
+
+
+RULES = [
+    (
+        {"data": {"cache": {"directory": "c", "limit_mib": 5}}},
+        "data.cache={directory: c, limit_mib: 5} with data.directory=runs/x/data",
+        "a local directory is read in place, and `cache` has no effect",
+        "remove data.cache",
+    ),
+    (
+        {"data": {"sources": [{"path": "a"}, {"path": "b", "split": "test"}]}},
+        "data.sources[1].split=test without data.sources[1].hub",
+        "it is for a dataset of `hub`, and has no effect without one",
+        "remove data.sources[1].split",
+    ),
+    (
+        {"data": {"sources": [{"path": "a", "format": "chat", "rows": {"shape": "alpaca", "prompt": "q"}}]}},
+        "data.sources[0].rows.shape=alpaca with data.sources[0].rows.prompt=q",
+        "a known shape gives all names",
+        "remove data.sources[0].rows.shape, or data.sources[0].rows.prompt",
+    ),
+    (
+        {"data": {"sources": [{"path": "a", "format": "jsonl"}]}},
+        "data.sources[0].format=jsonl",
+        "`format` says what a row is, and this is what a file is",
+        "set data.sources[0].file_format=jsonl in its place",
+    ),
+    (
+        {"data": {"validation": {"path": "v", "bad_rows": {"at_most": {"at": 1}}}}},
+        "data.validation.bad_rows.at_most={at: 1}",
+        "the limit is a count (a whole number, 0 or more) or a share (a decimal between 0 and 1)",
+        "set data.validation.bad_rows.at_most=10 for ten rows, or data.validation.bad_rows.at_most=0.01 for one row in a hundred",
+    ),
+    (
+        {"evaluate": {"sets": {"news": {"path": "a", "hub": "b/c"}}}},
+        "evaluate.sets.news.path=a with evaluate.sets.news.hub=b/c",
+        "a source has exactly one of path, hub and builtin",
+        "give one of them: evaluate.sets.news.path, evaluate.sets.news.hub or evaluate.sets.news.builtin",
+    ),
+    (
+        {"evaluate": {"sets": {"path": {"path": ""}}}},  # a set of the name of a key
+        'evaluate.sets.path.path=""',
+        "`path` names the documents, and is empty",
+        "give a file, a directory, a glob or a name as evaluate.sets.path.path",
+    ),
+    (
+        {"run": {"directory": "s3://me:pa55@b/x"}},
+        "run.directory=s3://***@b/x",
+        "a run writes to a local directory, and this is a URL",
+        "give a local directory as run.directory; checkpoint.remote takes a URL, for copies of checkpoints",
+    ),
+    (
+        {"launch": {"slurm": {"time": 3600}}},
+        "launch.slurm.time=3600",
+        "a time limit is in quotes, since YAML reads 1:00:00 as 3600",
+        'write time: "1:00:00" in a recipe, and \'launch.slurm.time="1:00:00"\' on a command line',
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "given", "rule", "change"), RULES)
+def test_a_rule_of_a_section_that_does_not_know_its_path_is_answered_with_it(sections, given, rule, change):
+    """Alone, and listed beside another mistake."""
+    alone = refused(tree(**sections))
+    (listed, other) = refused(tree(**sections, optim={"beta1": 2})).errors
+    for error in (alone, listed):
+        assert (error.given, error.rule, error.change) == (given, rule, change)
+    assert other.given == "optim.beta1=2"
 
 
 def test_another_tools_keys_are_one_mistake_beside_the_others():

@@ -253,6 +253,8 @@ def test_scripts_and_manifests_hold_no_value_of_the_environment(key, where):
 def test_a_url_whose_end_messages_could_not_show_is_refused_without_it(letter):
     with pytest.raises(UserError) as caught:
         with_environment({"path": f"https://h/x?sig=5ec{letter}ret"}, environ={})
+    with pytest.raises(UserError, match=r"path is a URL that holds white space"):
+        with_environment({"path": f"s3://me:5ec{letter}ret@h/x"}, environ={})
     assert caught.value.given.startswith("path is a URL that holds white space") and "ret" not in str(caught.value)
     assert with_environment({"path": f"a{letter}b/c?d"}, environ={}) == {"path": f"a{letter}b/c?d"}
 

@@ -1,6 +1,7 @@
 """What every room's config is built on."""
 
 import ast
+import pickle
 import re
 import typing
 from pathlib import Path
@@ -13,7 +14,7 @@ from windlass import settings
 from windlass.config import RunConfig
 from windlass.objectives.config import BETA, TARGET_MARGIN, ObjectiveConfig
 from windlass.recipe import apply_override
-from windlass.settings import Count, Settings
+from windlass.settings import BrokenRule, Count, Settings
 
 SOURCE = Path(settings.__file__).parents[1]
 
@@ -80,6 +81,49 @@ def test_a_changed_copy_is_validated_and_the_first_stays():
         first.changed(number="many")
     with pytest.raises(ValidationError, match="numbr"):
         first.changed(numbr=1)
+
+
+def test_a_broken_rule_is_said_with_the_path_of_its_section():
+    rule = BrokenRule(
+        {"lanes": 4, "order.kind": "x"}, "the rule", "remove .lanes, or set .order.kind=.y (.order.z), 1.a"
+    )
+    assert str(rule) == "lanes=4 with order.kind=x: the rule; remove lanes, or set order.kind=.y (order.z), 1.a"
+    found = rule.at("data.sources[1]")
+    assert found.given == "data.sources[1].lanes=4 with data.sources[1].order.kind=x" and found.rule == "the rule"
+    assert found.change == (
+        "remove data.sources[1].lanes, or set data.sources[1].order.kind=.y (data.sources[1].order.z), 1.a"
+    )
+    again = pickle.loads(pickle.dumps(rule))
+    assert str(again) == str(rule) and again.given == rule.given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a": True, "b": None, "c": None}, "at.a=true without at.b or at.c"),
+        ({"a": 1, "b": "2", "c": ""}, 'at.a=1 with at.b="2" and at.c=""'),
+        ({"": Example(number=3, other=4), "word": None}, "at={number: 3, async: 4} without at.word"),
+        ({"a": {"x": [1, 2], "y": Example()}}, "at.a={x: [1, 2], y: {}}"),
+        ({"a": None}, "at without at.a"),
+        ({"a": "x" * 201}, f"at.a={'x' * 200}..."),
+        ({"a": f"s3://me:{'5' * 300}@host/x?sig=7"}, "at.a=s3://***@host/x?***"),
+        ({"a": "x\ny"}, 'at.a="x\\ny"'),
+    ],
+)
+def test_what_was_given_is_shown_as_a_recipe_has_it(given, said):
+    assert BrokenRule(given, "rule", "change").at("at").given == said
+
+
+def test_of_some_keys_a_section_has_exactly_one():
+    assert list(Example(number=1).exactly_one("an example", "share", "other")) == []
+    (rule,) = Example(share=1.0, flag=True).exactly_one("an example", "share", "maybe", "other")
+    assert str(
+        rule
+    ) == "share=1.0 with async=3: an example has exactly one of share, maybe and async; give one of them: " + (
+        "share, maybe or async"
+    )
+    (rule,) = Example(flag=True).exactly_one("an example", "share", "maybe")
+    assert str(rule).startswith("{flag: true} without share or maybe: an example has exactly one of share and maybe;")
 
 
 def sources():

@@ -10,8 +10,13 @@ from windlass.model.open_config import model_directory
 def test_a_cache_of_nothing_and_a_url_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"hub\.cache=x with neither"):
         tiny.recipe(tmp_path, hub={"cache": "x"})
-    with pytest.raises(UserError, match="`cache: s3://b` is no local directory"):
+    with pytest.raises(UserError) as caught:
         tiny.recipe(tmp_path, hub={"cache": "s3://b"})
+    assert (caught.value.given, caught.value.rule, caught.value.change) == (
+        "hub.cache=s3://b",
+        "the cache is a local directory",
+        "give a local directory that every node sees as hub.cache",
+    )
 
 
 def test_what_names_the_hub_is_looked_for_in_the_cache(tmp_path):

@@ -39,5 +39,9 @@ def test_what_a_script_could_not_hold(wrong, says):
 
 @pytest.mark.parametrize("time", [3600, "an hour", "1:2:3:4"])
 def test_a_time_is_in_quotes(time):
-    with pytest.raises(ValidationError, match="is not a time limit in quotes"):
+    with pytest.raises(ValidationError) as caught:
         SlurmConfig(time=time)
+    assert (
+        f'time={time}: a time limit is in quotes, since YAML reads 1:00:00 as 3600; write time: "1:00:00" in a recipe, and '
+        "'time=\"1:00:00\"' on a command line"
+    ) in str(caught.value)

@@ -14,10 +14,18 @@ from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.shards.config import CacheConfig
 from windlass.data.sources.config import SourceConfig
-from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, mixture_stage_errors, stage_starts
+from windlass.data.stream.config import (
+    OrderConfig,
+    StageConfig,
+    beyond_stages,
+    growing_errors,
+    mixture_stage_errors,
+    stage_starts,
+    weight_errors,
+)
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import BrokenRule, Count, Settings
 from windlass.units import KIB, MIB
 
 
@@ -100,16 +108,15 @@ class DataConfig(Settings):
     @classmethod
     def _no_secrets(cls, directory: str) -> str:
         if "://" in directory and ("@" in directory.partition("://")[2].partition("/")[0] or "?" in directory):
-            raise ValueError(
-                "`directory` is a URL with a user, password or query: give the bare URL, and credentials in the environment"
-            )
+            rule = "checkpoints keep the URL to open it again, so it has no user, password or query"
+            change = "give the bare URL as .directory, and credentials in the environment"
+            raise BrokenRule({"directory": directory}, rule, change)
         if "::" in directory:
-            raise ValueError(
-                f"`directory: {directory}` is a chain of file systems; give one URL: shards are cached by `cache`"
-            )
+            rule = "a chain of file systems is not opened; `cache` keeps the shards of one URL here"
+            raise BrokenRule({"directory": directory}, rule, "give one URL as .directory")
         return directory
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (
             self._chat(),
             self._formats(),
@@ -120,82 +127,81 @@ class DataConfig(Settings):
             self._cached(),
         )
 
-    def named(self) -> list[SourceConfig]:
-        """The sources, and that of the validation set where it has one."""
-        return [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
+    def named(self) -> dict[str, SourceConfig]:
+        """The sources, and that of the validation set where it has one, by their keys."""
+        named = {f"sources[{number}]": source for number, source in enumerate(self.sources)}
+        return named | ({"validation": self.validation} if isinstance(self.validation, SourceConfig) else {})
 
-    def _chat(self) -> Iterator[ValueError]:
-        for source in self.named():
-            if self.tokenizer.train is not None and source.format == "tokens":
-                yield ValueError(
-                    f"`format: tokens` with `tokenizer: {{train: {self.tokenizer.train}}}`: ids that were made before "
-                    "belong to the tokenizer that made them: give `tokenizer: {from: ...}`"
-                )
-                return
-            if self.tokenizer.train is not None and source.format == "chat":
-                yield ValueError(
-                    f"`format: chat` with `tokenizer: {{train: {self.tokenizer.train}}}`: conversations are written by a "
-                    "tokenizer's chat template, and a trained one has none: give `tokenizer: {from: ...}` of a chat model"
-                )
+    def _chat(self) -> Iterator[BrokenRule]:
+        rules = {
+            "tokens": ("ids that were made before belong to the tokenizer that made them", "give .tokenizer.from"),
+            "chat": (
+                "conversations are written by a tokenizer's chat template, and a trained one has none",
+                "give .tokenizer.from of a chat model",
+            ),
+        }
+        for key, source in self.named().items():
+            if self.tokenizer.train is not None and source.format in rules:
+                rule, change = rules[source.format]
+                given = {f"{key}.format": source.format, "tokenizer.train": self.tokenizer.train}
+                yield BrokenRule(given, rule, f"{change}, in place of .tokenizer.train")
                 return  # one mistake, of however many sources
 
-    def _formats(self) -> Iterator[ValueError]:
-        named = self.named()
-        num_pairs = [source.format for source in named].count("preference")
-        if 0 < num_pairs < len(named):
-            yield ValueError(
-                f"{num_pairs} of {len(named)} sources (validation among them) have `format: preference`; a sample of pairs "
-                f"differs from a sample of text or chat, so either all sources have this format or none has"
+    def _formats(self) -> Iterator[BrokenRule]:
+        formats = {f"{key}.format": source.format for key, source in self.named().items()}
+        pairs = [key for key, kind in formats.items() if kind == "preference"]
+        others = [key for key in formats if key not in pairs]
+        if pairs and others:
+            yield BrokenRule(
+                {key: formats[key] for key in (pairs[0], others[0])},
+                "a sample of pairs differs from a sample of text or chat, so all sources (validation among them) hold pairs or "
+                f"none does; here {len(pairs)} of {len(formats)} do",
+                "set format=preference in all of them, or in none",
             )
-        if num_pairs and (self.packing != "concatenate" or self.isolate):
-            setting = "isolate: true" if self.isolate else f"packing: {self.packing}"
-            yield ValueError(
-                f"`{setting}` has no effect with `format: preference`, where each answer has a sequence of its own: leave it out"
-            )
-        others = {source.format for source in self.sources} - {"text", "chat"}
-        if isinstance(self.deduplicate, NearDuplicatesConfig) and others:
-            yield ValueError(
-                f"`deduplicate: {self.deduplicate.in_words}` with `format: {min(others)}`: it compares the words of texts and "
-                "conversations; set `deduplicate: true`, which compares all bytes"
-            )
+        if pairs and (self.packing != "concatenate" or self.isolate):
+            key = "isolate" if self.isolate else "packing"
+            rule = "each answer of a pair has a sequence of its own, so the setting has no effect"
+            yield BrokenRule({key: getattr(self, key), pairs[0]: "preference"}, rule, f"remove .{key}")
+        wordless = [key for key in formats if key != "validation.format" and formats[key] not in ("text", "chat")]
+        if isinstance(self.deduplicate, NearDuplicatesConfig) and wordless:
+            given = {"deduplicate": self.deduplicate, wordless[0]: formats[wordless[0]]}
+            rule = "near duplicates are found by the words of texts and conversations"
+            yield BrokenRule(given, rule, "set .deduplicate=true, which compares all bytes")
 
-    def _held_out(self) -> Iterator[ValueError]:
+    def _held_out(self) -> Iterator[BrokenRule]:
         if self.order.held_out_of is not None and not isinstance(self.validation, float):
-            given = "an amount in `validation`" if isinstance(self.validation, HeldOutConfig) else "`validation: none`"
-            given = "a `validation` of its own" if isinstance(self.validation, SourceConfig) else given
-            yield ValueError(
-                f"`order.held_out_of: {self.order.held_out_of}` has no effect with {given}, only with a share: leave it out"
-            )
+            given: dict[str, object] = {"order.held_out_of": self.order.held_out_of, "validation": self.validation}
+            rule = "it says of how many documents a share for `validation` is, and has no effect without a share"
+            yield BrokenRule(given, rule, "remove .order.held_out_of")
         wants_tokens = isinstance(self.validation, HeldOutConfig) and self.validation.tokens is not None
         if wants_tokens and self.tokenizer.train is not None:
-            yield ValueError(
-                f"`validation: {{tokens: ...}}` with `tokenizer: {{train: {self.tokenizer.train}}}`, which is trained on what is "
-                "not held out, so that no token is known before: give `validation: {bytes: ...}`"
-            )
+            given = {"validation": self.validation, "tokenizer.train": self.tokenizer.train}
+            rule = "the tokenizer is trained on what is not held out, so no token is known before"
+            yield BrokenRule(given, rule, "give an amount of bytes: .validation={bytes: ...}")
 
-    def _growing(self) -> Iterator[ValueError]:
-        growing = [source.label for source in self.sources if source.grows_until is not None]
-        if growing and self.order.first_epoch != "written":
-            yield ValueError(
-                f"`grows_until` of {growing[0]} has no effect with `order.first_epoch: shuffled`, which needs a complete "
-                f"source: set written, or leave it out and prepare when the source is complete"
-            )
+    def _growing(self) -> Iterator[BrokenRule]:
+        yield from growing_errors(self.sources, self.order)
 
-    def _weights(self) -> Iterator[ValueError]:
-        given = [source.weight is not None for source in self.sources]
-        if any(given) and not all(given):
-            yield ValueError(
-                f"{given.count(True)} of {len(given)} sources have a `weight`; all have one, which mixes them, or none has"
-            )
-        if isinstance(self.validation, SourceConfig):
-            given_keys = {"weight": self.validation.weight, "fill_in_middle": self.validation.fill_in_middle}
-            for key in (key for key, value in given_keys.items() if value is not None):
-                yield ValueError(f"`validation.{key}` has no effect: it is for training sources; leave it out")
+    def _weights(self) -> Iterator[BrokenRule]:
+        yield from weight_errors(self.sources)
+        for key in ("weight", "fill_in_middle") if isinstance(self.validation, SourceConfig) else ():
+            if (value := getattr(self.validation, key)) is not None:
+                rule = "it is for training sources, and has no effect on validation"
+                yield BrokenRule({f"validation.{key}": value}, rule, f"remove .validation.{key}")
 
-    def _stages(self) -> Iterator[ValueError]:
+    def _stages(self) -> Iterator[BrokenRule]:
         if self.stages:
             length = self.sequence_length * self.sequences_per_sample
             yield from mixture_stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
+
+    def _cached(self) -> Iterator[BrokenRule]:
+        if "://" in self.directory and self.cache is None:
+            change = "set .cache={directory: /local/disk/cache, limit_mib: 10240}"
+            given: dict[str, object] = {"directory": self.directory, "cache": None}
+            yield BrokenRule(given, "shards at a URL are read through a local cache", change)
+        if "://" not in self.directory and self.cache is not None:
+            given = {"cache": self.cache, "directory": self.directory}
+            yield BrokenRule(given, "a local directory is read in place, and `cache` has no effect", "remove .cache")
 
     @property
     def labels(self) -> list[str]:
@@ -286,10 +292,3 @@ class DataConfig(Settings):
                 "pretrain learns or scores one text at a time, and a pair has a preferred and a rejected answer",
                 "set objective.kind=dpo; or give texts or conversations (format: chat, with the chosen answers)",
             )
-
-    def _cached(self) -> Iterator[ValueError]:
-        if "://" in self.directory and self.cache is None:
-            change = "cache: {directory: /local/disk/cache, limit_mib: 10240}"
-            yield ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
-        if "://" not in self.directory and self.cache is not None:
-            yield ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")

@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field
 
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import BrokenRule, Count, Settings
 
 MOST: Final = 10**18  # what counts bytes and tokens holds 63 bits
 
@@ -21,13 +21,8 @@ class HeldOutConfig(Settings):
     """Approximate number of tokens: a sample of the documents says how many bytes of text a token has. Needs `tokenizer: {from:
     ...}`."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
-        return (self._one(),)
-
-    def _one(self) -> Iterator[ValueError]:
-        if (self.bytes is None) == (self.tokens is None):
-            found = "neither is" if self.bytes is None else "both are"
-            yield ValueError(f"an amount to hold out has exactly one of `bytes` and `tokens`; {found} given")
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
+        return (self.exactly_one("an amount to hold out", "bytes", "tokens"),)
 
     @property
     def in_words(self) -> str:

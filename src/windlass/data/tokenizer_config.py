@@ -53,10 +53,8 @@ class TokenizerConfig(Settings):
         )
 
     def _one_kind(self) -> Iterator[Violation]:
-        if (self.train is None) == (self.from_ is None):
-            given = "neither is" if self.train is None else "both are"
-            yield ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
-        elif self.train is not None and self.eos_token is not None:
+        yield from self.exactly_one("a tokenizer", "train", "from_")
+        if self.train is not None and self.from_ is None and self.eos_token is not None:
             yield UserError(
                 f"data.tokenizer.eos_token: {self.eos_token} with data.tokenizer.train: {self.train}",
                 "a tokenizer that is trained here ends a text by <|endoftext|>",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import ValidationError, field_validator
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import BrokenRule, Settings
 
 NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -24,7 +24,8 @@ class HubConfig(Settings):
     @classmethod
     def _local(cls, cache: str | None) -> str | None:
         if cache is not None and (not cache or "://" in cache):
-            raise ValueError(f"`cache: {cache}` is no local directory; give one that every node sees")
+            change = "give a local directory that every node sees as .cache"
+            raise BrokenRule({"cache": cache}, "the cache is a local directory", change)
         return cache if cache is None else str(Path(cache).expanduser())
 
     def errors_beside(self, *names: str | None) -> Iterator[UserError]:

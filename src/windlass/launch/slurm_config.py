@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import BrokenRule, Settings
 
 TIME: Final = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 OF_THE_SCRIPT: Final = (
@@ -71,9 +71,10 @@ class SlurmConfig(Settings):
     @classmethod
     def _quoted(cls, time: Any) -> Any:
         if time is not None and not (isinstance(time, str) and TIME.fullmatch(time)):
-            raise ValueError(
-                f'`time: {time}` is not a time limit in quotes, and YAML reads 1:00:00 as 3600: write "1:00:00" in a recipe, and '
-                "'launch.slurm.time=\"1:00:00\"' on a command line"
+            raise BrokenRule(
+                {"time": time},
+                "a time limit is in quotes, since YAML reads 1:00:00 as 3600",
+                'write time: "1:00:00" in a recipe, and \'.time="1:00:00"\' on a command line',
             )
         return time
 

@@ -26,9 +26,8 @@ from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
 from windlass.other_names.answers import REMOVE
 from windlass.other_names.renamed_keys import renamed_elsewhere, renamed_key_advice
-from windlass.settings import Settings, Violation, meant, read_count
+from windlass.settings import Settings, Violation, cut, meant, read_count
 
-MAX_SHOWN: Final = 200  # characters of a value in a message
 NEAR_FIELD: Final = 0.75
 """difflib's ratio from which a key is taken for a slip of a field. At the usual 0.6 `block_size` was one of `vocab_size`: 0.7."""
 
@@ -220,13 +219,13 @@ def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[Use
         if key in family.fixed:
             if value not in family.fixed[key]:
                 yield UserError(
-                    f"model: {key}: {_cut(json.dumps(value, default=str))}",
+                    f"model: {key}: {cut(json.dumps(value, default=str))}",
                     f"{family.architecture_class} with this field set computes what is not implemented here",
                     f"take a model without it; accepted: {key}: {json.dumps(family.fixed[key][0])}",
                 )
         elif key not in family.model_fields and key not in family.harmless:
             yield UserError(
-                f"model: {key}: {_cut(json.dumps(value, default=str))}",
+                f"model: {key}: {cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
                 _field_meant(key, value, family),
             )
@@ -237,7 +236,7 @@ def _useless_fields(own: dict[str, Any], family: type[Family]) -> Iterator[UserE
     useless = [key for key in own if key in family.harmless]
     if useless:
         yield UserError(
-            "; ".join(f"model: {key}: {_cut(json.dumps(own[key], default=str))}" for key in useless),
+            "; ".join(f"model: {key}: {cut(json.dumps(own[key], default=str))}" for key in useless),
             "a setting that has no effect on training is refused in a recipe",
             "; ".join(f"{key}: {ANSWERS.get(key, 'remove it')}" for key in useless),
         )
@@ -270,16 +269,9 @@ def _wrong_values(known: Mapping[str, Any], family: type[Family]) -> Iterator[Us
         yield from (_wrong_kind("model", family, one) for one in error.errors() if one["type"] != "missing")
 
 
-def _cut(text: str) -> str:
-    """The beginning of a value that is long."""
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
 def _wrong_kind(source: str, family: type[Family], error: Any) -> UserError:
     """One complaint of pydantic as a sentence with what the field takes."""
     name = str(error["loc"][0])
     field = ".".join(str(part) for part in error["loc"])
     words = str(error["ctx"]["error"]) if error["type"] == "value_error" else f"{field} must be {meant(error)}"
-    return UserError(
-        f"{source}: {field}: {_cut(repr(error['input']))}", words, f"give {name} as {family.kind_of(name)}"
-    )
+    return UserError(f"{source}: {field}: {cut(repr(error['input']))}", words, f"give {name} as {family.kind_of(name)}")

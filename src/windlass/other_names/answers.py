@@ -3,13 +3,13 @@
 Nothing is translated silently: two names for one setting would be two places to look.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from windlass.errors import UserError
 from windlass.other_names.spellings import KINDS, optimizer_kind, policy_of, sharding_of
 from windlass.other_names.table import TABLE, absent, adapter_setting
+from windlass.settings import as_yaml
 
 REMOVE: Final = "remove it:"
 """How the words of a row begin, where another tool's key is to be left out."""
@@ -140,15 +140,3 @@ def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> Us
 def advice(ours: str) -> str:
     """What to do by a row's words: `remove it: ...` for a key that nothing here needs, `use ...` for any other."""
     return ours if ours.startswith(REMOVE) else f"use {ours}"
-
-
-def as_yaml(value: Any) -> str:
-    """A value as a recipe would have it."""
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, str) and not value.isprintable():
-        return json.dumps(value)  # on one line, whatever it holds
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f'"{text}"' if isinstance(value, str) and text.isdigit() else text  # a number in quotes is text

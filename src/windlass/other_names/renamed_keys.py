@@ -6,9 +6,10 @@ They are answered with our key, wherever in the recipe they are. Keys whose valu
 from collections.abc import Mapping
 from typing import Any, Final
 
-from windlass.other_names.answers import advice, answers, as_yaml
+from windlass.other_names.answers import advice, answers
 from windlass.other_names.spellings import CONVERTED
 from windlass.other_names.without_key import TOP
+from windlass.settings import as_yaml
 
 _FAMILY: Final = "model.family={} with its sizes, model.preset or model.from"
 _NO_ACCUMULATION: Final = "remove it: accumulation follows from run.tokens_per_step and run.micro_batch"

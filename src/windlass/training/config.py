@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
 from windlass.errors import UserError, nearest
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import BrokenRule, Count, Settings, Violation
 
 FlashVersion = Literal["auto", 2, 3, 4]
 
@@ -52,7 +52,9 @@ class RunSettings(Settings):
     @classmethod
     def _local(cls, directory: object) -> object:
         if "://" in str(directory):  # a Path would make folders of its parts, with what is secret in their names
-            raise ValueError("a run writes to a local directory, and this is a URL")
+            change = "give a local directory as .directory; checkpoint.remote takes a URL, for copies of checkpoints"
+            given = {"directory": str(directory)}
+            raise BrokenRule(given, "a run writes to a local directory, and this is a URL", change)
         return directory
 
     @property

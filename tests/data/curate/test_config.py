@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tests.data.conftest import data_config
+from tests.data.conftest import data_config, refusal
 from windlass.data.config import SourceConfig
 from windlass.data.curate.config import FiltersConfig, NearDuplicatesConfig
 
@@ -15,8 +15,15 @@ def test_filters_are_applied_in_one_order_whatever_the_recipes():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "`filters` names no filter: name one, such as min_chars: 200"),
-        ({"min_chars": 9, "max_chars": 8}, "`min_chars: 9` is above `max_chars: 8`, and no document is left"),
+        (
+            {"min_chars": None},
+            "{min_chars: null}: `filters` names at least one filter; name one, such as min_chars=200, or leave the section out",
+        ),
+        (
+            {"min_chars": 9, "max_chars": 8},
+            "min_chars=9 with max_chars=8: the shortest is above the longest, and no document is left; swap them: min_chars=8 "
+            "and max_chars=9",
+        ),
         ({"min_char": 9}, "min_char"),
         ({"min_chars": True}, "a number or text is meant"),
         ({"min_chars": 0}, "greater than or equal to 1"),
@@ -25,24 +32,26 @@ def test_filters_are_applied_in_one_order_whatever_the_recipes():
     ],
 )
 def test_what_is_no_filter_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
-        FiltersConfig.model_validate(given)
+    assert message in refusal(FiltersConfig, given)
 
 
 @pytest.mark.parametrize("kind", ["preference", "tokens"])
 def test_what_is_neither_text_nor_conversation_has_no_filters(kind):
-    with pytest.raises(ValidationError, match=f"`filters` of `format: {kind}` look at texts or conversations"):
-        SourceConfig.model_validate({"path": "a", "format": kind, "filters": {"min_chars": 2}})
+    assert (
+        f"filters={{min_chars: 2}} with format={kind}: filters look at texts or conversations; remove filters"
+    ) in refusal(SourceConfig, {"path": "a", "format": kind, "filters": {"min_chars": 2}})
 
 
 @pytest.mark.parametrize("kind", ["preference", "tokens"])
 def test_what_is_neither_text_nor_conversation_has_no_near_duplicates(tmp_path, kind):
     sources = [{"path": "a"}, {"path": "b", "format": kind}][kind == "preference" :]
     settings = {"sources": sources, "validation": "none", "tokenizer": {"from": "gpt2"}}
-    with pytest.raises(
-        ValidationError, match=f"`deduplicate: {{similarity: 0.8}}` with `format: {kind}`: it compares the"
-    ):
+    with pytest.raises(ValidationError) as caught:
         data_config(tmp_path, **settings, deduplicate={"similarity": 0.8})
+    assert (
+        f"deduplicate={{similarity: 0.8}} with sources[{int(kind == 'tokens')}].format={kind}: near duplicates are found by the "
+        "words of texts and conversations; set deduplicate=true, which compares all bytes"
+    ) in str(caught.value)
     assert data_config(tmp_path, **settings, deduplicate=True).deduplicate is True
 
 

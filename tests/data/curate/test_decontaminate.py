@@ -4,9 +4,8 @@ import json
 import pickle
 
 import pytest
-from pydantic import ValidationError
 
-from tests.data.conftest import data_config
+from tests.data.conftest import data_config, refusal
 from tests.data.prepare.test_prepare import content, documents_of, quietly
 from windlass.data.curate import decontaminate as room
 from windlass.data.curate.config import DecontaminateConfig
@@ -85,15 +84,18 @@ def test_short_texts_are_counted_and_none_that_is_long_enough_is_refused():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"path": ""}, "`path` is empty"),
-        ({"path": []}, "`path` is empty"),
-        ({"path": ["a", "s3://b/c"]}, "`path` is a URL, and every worker reads these texts on this host"),
+        ({"path": ""}, 'path="": `path` names the texts, and is empty; give a file, a directory or a glob as path'),
+        ({"path": []}, "path=[]: `path` names the texts, and is empty"),
+        (
+            {"path": ["a", "s3://b/c"]},
+            "path=s3://b/c: every worker reads these texts on this host, and this is a URL; copy them here, and name "
+            "them as path",
+        ),
         ({"path": "a", "n": 1}, "greater than or equal to 2"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
-        DecontaminateConfig.model_validate(given)
+    assert message in refusal(DecontaminateConfig, given)
 
 
 CLEAN = [f"Document {number} about rope, canvas and tar, and {number + 1} ways to store them." for number in range(30)]

@@ -5,8 +5,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
-from pydantic import ValidationError
 
+from tests.data.conftest import refusal
 from windlass.data.curate import language as room
 from windlass.data.curate.config import FiltersConfig
 from windlass.data.curate.filters import Filters
@@ -44,10 +44,12 @@ def test_a_language_that_is_not_known_is_refused_with_the_nearest_and_all():
     assert "the codes are ace, af, am, " in caught.value.change
 
 
-@pytest.mark.parametrize("language", ["", [], ["en", ""]])
-def test_no_language_is_refused(language):
-    with pytest.raises(ValidationError, match="`language` is empty, and no document is left: give a code, such as en"):
-        FiltersConfig(language=language)
+@pytest.mark.parametrize(("language", "shown"), [("", '""'), ([], "[]"), (["en", ""], "['en', '']")])
+def test_no_language_is_refused(language, shown):
+    rule = "no document has an empty language, and none is left"
+    assert f"language={shown}: {rule}; give a code, such as language=en, or remove language" in refusal(
+        FiltersConfig, {"language": language}
+    )
 
 
 def test_where_the_package_is_missing_the_extra_is_named(monkeypatch):

@@ -1,13 +1,11 @@
 """A cache is a local directory."""
 
-import pytest
-from pydantic import ValidationError
-
+from tests.data.conftest import refusal
 from windlass.data.shards.config import CacheConfig
 
 
 def test_a_cache_is_local():
-    with pytest.raises(ValidationError, match="shards are cached in a local directory"):
-        CacheConfig(directory="s3://bucket")
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
-        CacheConfig(directory="c", limit_mib=0)
+    assert (
+        "directory=s3://bucket: shards are cached in a local directory, and this is a URL; give a local directory as directory"
+    ) in refusal(CacheConfig, {"directory": "s3://bucket"})
+    assert "greater than or equal to 1" in refusal(CacheConfig, {"directory": "c", "limit_mib": 0})

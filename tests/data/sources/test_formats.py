@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from tests.data.conftest import refusal
 from tests.data.sources.test_scan import read, refused
 from windlass.data.config import SourceConfig
 from windlass.data.sources.fetch import fetch
@@ -186,10 +187,12 @@ def test_parquet_under_another_name_is_read(tmp_path):
 
 
 def test_a_file_format_under_the_name_of_a_row_format_has_a_message_of_its_own():
-    with pytest.raises(ValueError, match=r"`format: jsonl` says what a file is; .* write `file_format: jsonl`"):
-        SourceConfig.model_validate({"path": "a", "format": "jsonl"})
-    with pytest.raises(ValueError, match="`file_format: text` has no effect without `path`"):
-        SourceConfig.model_validate({"builtin": "python-stdlib", "file_format": "text"})
+    assert (
+        "format=ndjson: `format` says what a row is, and this is what a file is; set file_format=jsonl in its place"
+    ) in refusal(SourceConfig, {"path": "a", "format": "ndjson"})
+    assert (
+        "file_format=text without path: it says how files of `path` are read, and has no effect without them; remove file_format"
+    ) in refusal(SourceConfig, {"builtin": "python-stdlib", "file_format": "text"})
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.zst"])

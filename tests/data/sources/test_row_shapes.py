@@ -5,9 +5,8 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
-from pydantic import ValidationError
 
-from tests.data.conftest import data_config
+from tests.data.conftest import data_config, refusal
 from tests.data.prepare.test_prepare import content, quietly
 from tests.data.sources.test_scan import read, refused
 from tests.data.sources.test_text_rows import judged
@@ -192,30 +191,65 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
     ("source", "said"),
     [
         ({"rows": "alpaka", "format": "chat"}, "or for chat one of messages, sharegpt, alpaca, prompt-completion"),
-        ({"rows": "alpaca"}, "has no effect with `format: text`"),
-        ({"rows": OWN_LIST, "format": "tokens"}, "has no effect with `format: tokens`"),
-        ({"rows": OWN_COLUMNS, "format": "preference"}, "a pair has `chosen` and `rejected`: name those"),
-        ({"rows": {"slice": "1:2"}, "format": "preference"}, "does not say where a pair is"),
+        (
+            {"rows": "alpaca"},
+            "rows=alpaca with format=text: it says where a conversation is, and has no effect on rows of this format; set "
+            "format=chat, or remove rows",
+        ),
+        (
+            {"rows": OWN_LIST, "format": "tokens"},
+            "B: assistant}} with format=tokens: it says where a conversation is, and",
+        ),
+        (
+            {"rows": OWN_COLUMNS, "format": "preference"},
+            "rows.completion=answer with format=preference: it is an answer of a conversation (format=chat), and a pair has two; "
+            "give rows.chosen and rows.rejected in its place",
+        ),
+        (
+            {"rows": {"slice": "1:2"}, "format": "preference"},
+            "rows={slice: 1:2} with format=preference: `rows` says where a pair is, and these keys do not; give rows.prompt, "
+            "rows.messages, rows.chosen or rows.rejected",
+        ),
         (
             {"rows": {**OWN_COLUMNS, "chosen": "good"}, "format": "chat"},
-            "`chosen` of `rows` is an answer of `format: pref",
+            "rows.chosen=good with format=chat: it is an answer of a pair (format=preference); remove rows.chosen, or set "
+            "format=preference",
         ),
-        ({"rows": {"system": "persona"}, "format": "chat"}, "does not say where a conversation is"),
-        ({"rows": {"slice": "1:2"}, "format": "chat"}, "does not say where a conversation is"),
-        ({"rows": {"role": "from"}, "format": "chat"}, "`role` needs `messages` beside it"),
-        ({"rows": {"prompt": "q"}, "format": "chat"}, "`prompt` needs `prompt` and `completion` beside it"),
+        (
+            {"rows": {"system": "persona"}, "format": "chat"},
+            "rows={system: persona} with format=chat: `rows` says where a conversation is, and these keys do not; give "
+            "rows.shape, rows.messages, or rows.prompt and rows.completion",
+        ),
+        (
+            {"rows": {"slice": "1:2"}, "format": "chat"},
+            "rows={slice: 1:2} with format=chat: `rows` says where a conversation",
+        ),
+        (
+            {"rows": {"role": "from"}, "format": "chat"},
+            "role=from without messages: `role` describes the messages of a list; give the key of the list as messages",
+        ),
+        (
+            {"rows": {"prompt": "q"}, "format": "chat"},
+            "rows.prompt=q without rows.completion: a conversation in columns has a prompt and a completion; give both, "
+            "rows.prompt and rows.completion",
+        ),
         (
             {"rows": {**OWN_LIST, "prompt": "q"}, "format": "chat"},
-            "`messages` belongs to a list of messages, `prompt` to",
+            "messages=dialogue with prompt=q: `messages` belongs to a list of messages, `prompt` to columns; remove messages or "
+            "prompt",
         ),
-        ({"rows": {"shape": "alpaca", "prompt": "q"}, "format": "chat"}, "`shape: alpaca` gives all names, and prompt"),
-        ({"rows": {"shape": "alpaca", "slice": "5:5"}, "format": "chat"}, "not a slice of at least one row"),
+        (
+            {"rows": {"shape": "alpaca", "prompt": "q"}, "format": "chat"},
+            "shape=alpaca with prompt=q: a known shape gives all names; remove shape, or prompt",
+        ),
+        (
+            {"rows": {"shape": "alpaca", "slice": "5:5"}, "format": "chat"},
+            "rows.slice=5:5: a slice is first:end, and has at least one row; write one, as in rows.slice=1000:50000",
+        ),
     ],
 )
 def test_a_mapping_that_cannot_be_is_refused(source, said):
-    with pytest.raises(ValidationError) as caught:
-        SourceConfig(path="a", **source)
-    assert said in str(caught.value)
+    assert said in refusal(SourceConfig, {"path": "a", **source})
 
 
 USER, GOOD, BAD = said("Why?", "Wind.")[0], *({"role": "assistant", "content": text} for text in ("Wind.", "Tide."))

@@ -425,14 +425,25 @@ def test_a_conversation_that_cannot_be_learned_is_named(planted):
         (
             {"path": "x.jsonl", "format": "chat", "text": "a"},
             {"from": "t"},
-            "`text: a` has no effect with `format: chat`",
+            "text=a with format=chat: rows of this format hold messages, or prompt and completion, and `text` has no effect on "
+            "them; remove one of the two: text or format",
         ),
-        ({"builtin": "python-stdlib", "format": "chat"}, {"from": "t"}, "`builtin: python-stdlib` has no effect with"),
-        ({"path": "x.jsonl", "format": "chat"}, {"train": 300}, "a trained one has none"),
+        (
+            {"builtin": "python-stdlib", "format": "chat"},
+            {"from": "t"},
+            "builtin=python-stdlib with format=chat: rows of this format hold messages, or prompt and completion, and `builtin` "
+            "has no effect",
+        ),
+        (
+            {"path": "x.jsonl", "format": "chat"},
+            {"train": 300},
+            "sources[0].format=chat with tokenizer.train=300: conversations are written by a tokenizer's chat template, and a "
+            "trained one has none; give tokenizer.from of a chat model, in place of tokenizer.train",
+        ),
     ],
 )
 def test_settings_that_contradict_chat_are_refused(tmp_path, source, tokenizer, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         data_config(tmp_path, sources=[source], tokenizer=tokenizer)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from tests.data.conftest import make_text
+from tests.data.conftest import make_text, refusal
 from windlass.data.sources.config import FillInMiddleConfig
 from windlass.data.tokenize import pool as room
 from windlass.data.tokenize.fill_in_middle import MARKS, Middles, middles_of
@@ -139,6 +139,8 @@ def test_a_tokenizer_that_cannot_is_refused(tmp_path, directory):
 
 def test_marks_are_three():
     for marks in (["<a>", "<b>"], ["<a>", "<b>", "<a>"]):
-        with pytest.raises(ValueError, match="are not three different tokens"):
-            FillInMiddleConfig(marks=marks)
+        rule = "marks are three different tokens: those before prefix, suffix and middle"
+        assert f"marks={marks}: {rule}; give three as marks, or remove marks" in refusal(
+            FillInMiddleConfig, {"marks": marks}
+        )
     assert json.loads(FillInMiddleConfig().model_dump_json()) == {"share": 0.5, "suffix_first": 0.5, "marks": None}

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.conftest import data_config
+from tests.data.conftest import data_config, refusal
 from tests.data.tokenize.test_chat_template import (
     EOS,
     INSTRUCT,
@@ -228,5 +228,7 @@ def test_too_long_is_part_of_what_a_preparation_is_known_by(tmp_path):
 
 
 def test_a_pair_has_no_prompt_to_cut():
-    with pytest.raises(ValueError, match="`too_long: cut-prompt` is for `format: chat`"):
-        SourceConfig.model_validate({"path": "x.jsonl", "format": "preference", "too_long": "cut-prompt"})
+    assert (
+        "too_long=cut-prompt with format=preference: cut-prompt is for chat; nothing of a pair is cut; set too_long=drop, or "
+        "remove too_long"
+    ) in refusal(SourceConfig, {"path": "x.jsonl", "format": "preference", "too_long": "cut-prompt"})

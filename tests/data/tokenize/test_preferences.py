@@ -1,13 +1,14 @@
 """Preference pairs: two answers to one prompt stay together, and each is learned from where they part."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.data.conftest import data_config
+from tests.data.conftest import data_config, refusal
 from tests.data.planted import TURN
 from tests.data.sources.test_preference_rows import ASKED, BAD, GOOD
 from tests.data.tokenize.test_chat_template import (
@@ -23,6 +24,7 @@ from tests.data.tokenize.test_chat_template import (
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.cli.main import app
 from windlass.data.batch_fields import NOT_COUNTED
+from windlass.data.config import SourceConfig
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample, survey_set
 from windlass.data.prepare.prepare import prepare
@@ -304,20 +306,34 @@ def test_a_sample_is_shown_as_two_rows(planted, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packing": "best-fit"}, "`packing: best-fit` has no effect with `format: preference`"),
-        ({"isolate": True}, "`isolate: true` has no effect with `format: preference`"),
-        ({"validation": {"path": "x.jsonl"}}, "1 of 2 sources .validation among them. have `format: preference`"),
+        (
+            {"packing": "best-fit"},
+            "packing=best-fit with sources[0].format=preference: each answer of a pair has a sequence of its own, so the setting "
+            "has no effect; remove packing",
+        ),
+        (
+            {"isolate": True},
+            "isolate=true with sources[0].format=preference: each answer of a pair has a sequence of its own",
+        ),
+        (
+            {"validation": {"path": "x.jsonl"}},
+            "sources[0].format=preference with validation.format=text: a sample of pairs differs from a sample of text or chat, "
+            "so all sources (validation among them) hold pairs or none does; here 1 of 2 do; set format=preference in all of "
+            "them, or in none",
+        ),
     ],
 )
 def test_settings_that_contradict_pairs_are_refused(tmp_path, changes, message):
     source = {"path": "x.jsonl", "format": "preference"}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         data_config(tmp_path, **{"sources": [source], "tokenizer": {"from": "t"}, **changes})
 
 
-def test_too_long_is_for_pairs_alone(tmp_path):
-    with pytest.raises(ValueError, match="`too_long: drop` has no effect with `format: text`"):
-        data_config(tmp_path, sources=[{"path": "x.jsonl", "too_long": "drop"}])
+def test_too_long_is_for_pairs_alone():
+    assert (
+        "too_long=drop with format=text: it is for chat and preference, and has no effect on this format, whose documents may be "
+        "cut; remove too_long"
+    ) in refusal(SourceConfig, {"path": "x.jsonl", "too_long": "drop"})
 
 
 def test_a_run_does_not_train_on_pairs(tmp_path):

@@ -22,8 +22,8 @@ from windlass.commands.recipes.row_borders import borders_of_axolotl, borders_of
 from windlass.commands.recipes.shared_keys import take_shared
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
-from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import INSTEAD, absent, adapter_setting, objective_setting
+from windlass.settings import as_yaml
 
 TOOLS: Final = {
     "axolotl": {"base_model", "datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "num_epochs"},

@@ -18,10 +18,11 @@ from windlass.config import RunConfig
 from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError
 from windlass.mistakes import accepted
-from windlass.other_names.answers import REMOVE, answers, as_yaml
+from windlass.other_names.answers import REMOVE, answers
 from windlass.other_names.renamed_keys import renamed_elsewhere
 from windlass.other_names.table import absent
 from windlass.recipe import apply_override
+from windlass.settings import as_yaml
 
 OVERRIDE: Final = re.compile(r"(?:^|\s+)(?=[a-z]+(?:\.[a-z0-9_]+)+=)")
 UNKNOWN: Final = "no key of this version does what it does"

@@ -7,7 +7,7 @@ and pretrain.py; torchtune's datasets/_packed.py, whose masks keep the samples o
 from typing import Final
 
 from windlass.commands.recipes.foreign_facts import Keys, RowBorders
-from windlass.other_names.answers import as_yaml
+from windlass.settings import as_yaml
 
 ALONE: Final = (
     "a sequence holds one row there, and several here that do not see each other, so that a step learns from more rows"

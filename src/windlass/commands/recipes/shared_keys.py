@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from windlass.commands.recipes.foreign_facts import Facts, Keys, listed_values
-from windlass.other_names.answers import as_yaml
+from windlass.settings import as_yaml
 
 
 def take_shared(keys: Keys, facts: Facts) -> None:

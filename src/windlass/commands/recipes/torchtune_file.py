@@ -15,8 +15,8 @@ from windlass.commands.recipes.foreign_facts import (
 )
 from windlass.commands.recipes.row_borders import borders_of_torchtune
 from windlass.errors import UserError
-from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import INSTEAD
+from windlass.settings import as_yaml
 
 BUILDERS: Final[dict[str, dict[str, str]]] = {
     "alpaca_dataset": {"hub": "tatsu-lab/alpaca"},

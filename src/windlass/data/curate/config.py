@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import BrokenRule, Count, Settings
 
 
 class DecontaminateConfig(Settings):
@@ -20,16 +20,16 @@ class DecontaminateConfig(Settings):
     """How many consecutive words are compared, in lower case and without punctuation. A text of fewer words is ignored;
     `prepare` prints how many there are."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (self._local(),)
 
-    def _local(self) -> Iterator[ValueError]:
+    def _local(self) -> Iterator[BrokenRule]:
         if not self.paths or not all(self.paths):
-            yield ValueError("`path` is empty; give a file, a directory or a glob")
-        elif any("://" in path for path in self.paths):
-            yield ValueError(
-                "`path` is a URL, and every worker reads these texts on this host: copy them here and name them"
-            )
+            change = "give a file, a directory or a glob as .path"
+            yield BrokenRule({"path": self.path}, "`path` names the texts, and is empty", change)
+        elif urls := [path for path in self.paths if "://" in path]:
+            rule = "every worker reads these texts on this host, and this is a URL"
+            yield BrokenRule({"path": urls[0]}, rule, "copy them here, and name them as .path")
 
     @property
     def paths(self) -> list[str]:
@@ -65,20 +65,22 @@ class FiltersConfig(Settings):
     decontaminate: DecontaminateConfig | None = None
     """Removes documents that share an n-gram of words with one of these texts."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (self._some(), self._lengths())
 
-    def _some(self) -> Iterator[ValueError]:
+    def _some(self) -> Iterator[BrokenRule]:
         if not self.given:
-            yield ValueError("`filters` names no filter: name one, such as min_chars: 200, or leave it out")
+            change = "name one, such as .min_chars=200, or leave the section out"
+            yield BrokenRule({"": self}, "`filters` names at least one filter", change)
         if self.language is not None and not all(self.languages or [""]):
-            yield ValueError("`language` is empty, and no document is left: give a code, such as en, or leave it out")
+            change = "give a code, such as .language=en, or remove .language"
+            yield BrokenRule({"language": self.language}, "no document has an empty language, and none is left", change)
 
-    def _lengths(self) -> Iterator[ValueError]:
+    def _lengths(self) -> Iterator[BrokenRule]:
         if self.min_chars is not None and self.max_chars is not None and self.min_chars > self.max_chars:
-            yield ValueError(
-                f"`min_chars: {self.min_chars}` is above `max_chars: {self.max_chars}`, and no document is left: swap them"
-            )
+            given = {"min_chars": self.min_chars, "max_chars": self.max_chars}
+            change = f"swap them: .min_chars={self.max_chars} and .max_chars={self.min_chars}"
+            yield BrokenRule(given, "the shortest is above the longest, and no document is left", change)
 
     @property
     def languages(self) -> list[str]:
@@ -102,7 +104,3 @@ class NearDuplicatesConfig(Settings):
     num_perm: Literal[64, 128, 256, 512] = 128
     """Numbers in a document's sketch. The similarity's standard error is at most 0.5 / sqrt(num_perm); time and memory grow
     with it."""
-
-    @property
-    def in_words(self) -> str:
-        return f"{{similarity: {self.similarity:g}}}"

@@ -2,7 +2,7 @@
 
 from pydantic import Field, field_validator
 
-from windlass.settings import Settings
+from windlass.settings import BrokenRule, Settings
 
 
 class CacheConfig(Settings):
@@ -19,5 +19,6 @@ class CacheConfig(Settings):
     @classmethod
     def _local(cls, directory: str) -> str:
         if "://" in directory:
-            raise ValueError(f"`directory: {directory}` is a URL; shards are cached in a local directory")
+            rule = "shards are cached in a local directory, and this is a URL"
+            raise BrokenRule({"directory": directory}, rule, "give a local directory as .directory")
         return directory

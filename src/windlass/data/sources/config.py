@@ -9,9 +9,9 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from windlass.data.curate.config import FiltersConfig
 from windlass.data.sources.shape_config import SHAPES, RowsConfig
 from windlass.data.sources.shape_config import FillInMiddleConfig as FillInMiddleConfig
-from windlass.hub.config import NAME, revision_errors
-from windlass.safe_text import redacted
-from windlass.settings import Count, Settings, Violation
+from windlass.hub.config import NAME
+from windlass.safe_text import HIDDEN, redacted
+from windlass.settings import BrokenRule, Count, Settings
 
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
@@ -44,21 +44,21 @@ class BadRowsConfig(Settings):
     def _count_or_share(cls, given: object) -> object:
         is_count = isinstance(given, int) and not isinstance(given, bool) and given >= 0
         if not is_count and not (isinstance(given, float) and 0 < given < 1):
-            raise ValueError(
-                f"`at_most: {given}` is neither a count (a whole number, 0 or more) nor a share (a decimal between 0 and 1)"
-            )
+            rule = "the limit is a count (a whole number, 0 or more) or a share (a decimal between 0 and 1)"
+            change = "set .at_most=10 for ten rows, or .at_most=0.01 for one row in a hundred"
+            raise BrokenRule({"at_most": "null" if given is None else given}, rule, change)
         return given
 
     @field_validator("report")
     @classmethod
     def _local(cls, report: str | None) -> str | None:
         if report is not None and ("://" in report or not report):
-            raise ValueError(f"`report: {report}` is not a local file; give one")
+            raise BrokenRule({"report": report}, "the report is a local file", "give a local file as .report")
         return report
 
 
-def _slice_or_shape(value: object) -> str:
-    return "shape" if isinstance(value, (dict, RowsConfig)) else "slice"
+def _text_or_mapping(value: object) -> str:
+    return "mapping" if isinstance(value, (dict, RowsConfig)) else "text"
 
 
 class SourceConfig(Settings):
@@ -122,7 +122,7 @@ class SourceConfig(Settings):
     """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. Dots
     name a nested key: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
     rows: (
-        Annotated[Annotated[str, Tag("slice")] | Annotated[RowsConfig, Tag("shape")], Discriminator(_slice_or_shape)]
+        Annotated[Annotated[str, Tag("text")] | Annotated[RowsConfig, Tag("mapping")], Discriminator(_text_or_mapping)]
         | None
     ) = None
     """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
@@ -142,81 +142,85 @@ class SourceConfig(Settings):
     @classmethod
     def _no_file_format(cls, given: object) -> object:
         if given in ("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"):
-            kind = "jsonl" if given == "ndjson" else given
-            raise ValueError(
-                f"`format: {given}` says what a file is; `format` says what a row is: write `file_format: {kind}`"
-            )
+            rule = "`format` says what a row is, and this is what a file is"
+            change = f"set .file_format={'jsonl' if given == 'ndjson' else given} in its place"
+            raise BrokenRule({"format": given}, rule, change)
         return given
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         begin = (self._one_kind(), self._credentials(), self._keys(), self._filters())
         return (*begin, self._hub(), self._growing(), self._rows(), self._tokens())
 
-    def _one_kind(self) -> Iterator[ValueError]:
-        given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = "none is" if not given else " and ".join(f"`{name}`" for name in given) + " are"
-            yield ValueError(f"a source has exactly one of `path`, `hub` and `builtin`; {found} given")
-        elif not all(self.paths) or (self.path is not None and not self.paths) or self.hub == "":
-            yield ValueError(f"`{given[0]}` is empty; give a file, a directory, a glob or a name")
+    def _one_kind(self) -> Iterator[BrokenRule]:
+        yield from (wrong := list(self.exactly_one("a source", "path", "hub", "builtin")))
+        if not wrong and (self.hub == "" or not all(self.paths or [self.builtin or self.hub])):
+            key = "hub" if self.path is None else "path"
+            change = f"give a file, a directory, a glob or a name as .{key}"
+            yield BrokenRule({key: getattr(self, key)}, f"`{key}` names the documents, and is empty", change)
 
-    def _credentials(self) -> Iterator[ValueError]:
+    def _credentials(self) -> Iterator[BrokenRule]:
         for path in self.paths:
-            rest = path.partition("://")[2]
-            if "@" in rest.partition("/")[0] and not path.startswith(("hf://", "http://", "https://")):
-                yield ValueError(
-                    "`path` is a URL with a user or password, which an http server alone takes: give the bare URL, and "
-                    "credentials in the environment"
-                )
+            without = re.sub("://[^/]*@", f"://{HIDDEN}@", path)
+            if without != path and not path.startswith(("hf://", "http://", "https://")):
+                rule = "only an http server takes a user or password in a URL"
+                change = "give the bare URL as .path, and credentials in the environment"
+                yield BrokenRule({"path": without}, rule, change)
 
-    def _keys(self) -> Iterator[ValueError]:
+    def _keys(self) -> Iterator[BrokenRule]:
+        row = {"format": self.format}
         if self.file_format is not None and not self.paths:
-            yield ValueError(f"`file_format: {self.file_format}` has no effect without `path`: leave it out")
+            rule = "it says how files of `path` are read, and has no effect without them"
+            yield BrokenRule({"file_format": self.file_format, "path": self.path}, rule, "remove .file_format")
         if self.builtin is not None and self.text is not None:
-            yield ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
+            rule = "it names a key or a column, and has no effect on `builtin`, which has none"
+            yield BrokenRule({"text": self.text, "builtin": self.builtin}, rule, "remove .text")
         elif self.format in HELD and (self.text is not None or self.builtin is not None):
-            what = f"`text: {self.text}`" if self.text is not None else f"`builtin: {self.builtin}`"
-            rows = f"`format: {self.format}`, whose rows hold {HELD[self.format]}"
-            yield ValueError(f"{what} has no effect with {rows}: leave one of them out")
+            key = "text" if self.text is not None else "builtin"
+            rule = f"rows of this format hold {HELD[self.format]}, and `{key}` has no effect on them"
+            yield BrokenRule({key: getattr(self, key), **row}, rule, f"remove one of the two: .{key} or .format")
         if self.too_long is not None and self.format not in HELD:
-            yield ValueError(
-                f"`too_long: {self.too_long}` has no effect with `format: {self.format}`, whose documents may be cut; it is for "
-                "`format: chat` and `preference`: leave it out"
-            )
+            rule = "it is for chat and preference, and has no effect on this format, whose documents may be cut"
+            yield BrokenRule({"too_long": self.too_long, **row}, rule, "remove .too_long")
         elif self.too_long == "cut-prompt" and self.format == "preference":
-            yield ValueError(
-                "`too_long: cut-prompt` is for `format: chat`; nothing of a pair is cut: write `too_long: drop`, or leave it out"
-            )
+            rule = "cut-prompt is for chat; nothing of a pair is cut"
+            yield BrokenRule({"too_long": self.too_long, **row}, rule, "set .too_long=drop, or remove .too_long")
 
-    def _filters(self) -> Iterator[ValueError]:
+    def _filters(self) -> Iterator[BrokenRule]:
+        row = {"format": self.format}
         if self.filters is not None and self.format not in ("text", "chat"):
-            yield ValueError(f"`filters` of `format: {self.format}` look at texts or conversations: leave them out")
+            rule = "filters look at texts or conversations"
+            yield BrokenRule({"filters": self.filters, **row}, rule, "remove .filters")
         if self.fill_in_middle is not None and self.format != "text":
-            yield ValueError(f"`fill_in_middle` of `format: {self.format}`: it is for texts: leave it out")
+            rule = "only texts have a middle that is moved"
+            yield BrokenRule({"fill_in_middle": self.fill_in_middle, **row}, rule, "remove .fill_in_middle")
 
-    def _hub(self) -> Iterator[Violation]:
-        named = [name for name in ("subset", "split", "revision") if getattr(self, name) is not None]
-        if self.hub is None:
-            yield from (ValueError(f"`{name}` has no effect without `hub`: leave it out") for name in named)
-        elif self.revision is not None and not NAME.fullmatch(self.hub):
-            yield from revision_errors("data.sources", self.hub, self.revision, None)
+    def _hub(self) -> Iterator[BrokenRule]:
+        for name in ("subset", "split", "revision"):
+            if self.hub is None and (value := getattr(self, name)) is not None:
+                rule = "it is for a dataset of `hub`, and has no effect without one"
+                yield BrokenRule({name: value, "hub": None}, rule, f"remove .{name}")
+        if self.hub is not None and self.revision is not None and not NAME.fullmatch(self.hub):
+            rule = "only a name of the hub (org/name) has revisions"
+            yield BrokenRule({"revision": self.revision, "hub": self.hub}, rule, "remove .revision")
         if self.hub is not None and "://" in self.hub:
-            yield ValueError(f"`hub: {self.hub}` is a URL; `hub` is a dataset's name (org/name): give a URL as `path`")
+            rule = "`hub` is a dataset's name (org/name), and this is a URL"
+            yield BrokenRule({"hub": self.hub}, rule, "give it as .path")
 
-    def _growing(self) -> Iterator[ValueError]:
+    def _growing(self) -> Iterator[BrokenRule]:
         if self.grows_until is None:
             return
         if len(self.paths) != 1 or "://" in self.paths[0] or any(letter in self.paths[0] for letter in "*?["):
-            yield ValueError("`grows_until` is for `path`, one local directory; give that")
+            rule = "what grows is one local directory"
+            yield BrokenRule({"grows_until": self.grows_until, "path": self.path}, rule, "give one as .path")
         if not self.grows_until or "/" in self.grows_until:
-            yield ValueError(f"`grows_until: {self.grows_until}` is not a file's name; give one, such as _SUCCESS")
+            rule = "it is the name of a file, which says that the directory is complete"
+            yield BrokenRule({"grows_until": self.grows_until}, rule, "give a file's name: .grows_until=_SUCCESS")
 
-    def _rows(self) -> Iterator[ValueError]:
-        rows = self._slice_text
+    def _rows(self) -> Iterator[BrokenRule]:
+        rows, key = self._slice_text, "rows.slice" if isinstance(self.rows, RowsConfig) else "rows"
         if self.shape is not None and self.format not in HELD:
-            yield ValueError(
-                f"`rows` says where a conversation is, and has no effect with `format: {self.format}`: set `format: chat`"
-            )
+            rule = "it says where a conversation is, and has no effect on rows of this format"
+            yield BrokenRule({"rows": self.rows, "format": self.format}, rule, "set .format=chat, or remove .rows")
         elif isinstance(self.rows, RowsConfig):
             yield from self.rows.errors_of_chat() if self.format == "chat" else self.rows.errors_of_pairs()
         if rows is None:
@@ -224,33 +228,33 @@ class SourceConfig(Settings):
         found = SLICE.fullmatch(rows)
         numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
         if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
-            yield ValueError(
-                f"`rows: {rows[:60]}` counts to {MOST_ROWS} or more, beyond the rows of any source: correct it"
-            )
+            rule = f"it counts to {MOST_ROWS} or more, beyond the rows of any source"
+            yield BrokenRule({key: rows}, rule, f"correct .{key}")
         elif found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
-            known = ", ".join(SHAPES)
-            yield ValueError(
-                f"`rows: {rows}` is not a slice of at least one row; write first:end, as in 1000:50000; or for chat one of "
-                f"{known}"
-            )
+            change = f"write one, as in .{key}=1000:50000; or for chat one of {', '.join(SHAPES)}"
+            yield BrokenRule({key: rows}, "a slice is first:end, and has at least one row", change)
 
-    def _tokens(self) -> Iterator[ValueError]:
+    def _tokens(self) -> Iterator[BrokenRule]:
+        row = {"format": self.format}
         if self.format != "tokens":
-            kind = self.file_format if self.file_format in TOKENS_KINDS else None
-            given = {"id_type": self.id_type, "stored": self.stored, "file_format": kind}
-            for name, value in given.items():
-                if value is not None:
-                    yield ValueError(
-                        f"`{name}: {value}` has no effect with `format: {self.format}`: set `format: tokens`, or leave it out"
-                    )
+            rule = "it is for files of tokens, and has no effect on rows of this format"
+            for name in ("id_type", "stored", "file_format"):
+                value = getattr(self, name)
+                if value is not None and (name != "file_format" or value in TOKENS_KINDS):
+                    yield BrokenRule({name: value, **row}, rule, f"set .format=tokens, or remove .{name}")
             return
         if self.path is None or self.grows_until is not None or any("://" in path for path in self.paths):
-            yield ValueError("`format: tokens` is for `path`, whole files on this host: copy them here and name them")
+            names = ("path", "hub", "builtin", "grows_until")
+            given = row | {name: value for name in names if (value := getattr(self, name)) is not None}
+            change = "copy them here, and name them as .path"
+            yield BrokenRule(given, "ids are read from whole files on this host", change)
         if self.file_format is not None and self.file_format not in TOKENS_KINDS:
-            known = ", ".join(TOKENS_KINDS)
-            yield ValueError(f"`file_format: {self.file_format}` holds text, and `format: tokens` reads {known}")
+            rule = f"a file of this format holds text, and ids are in {', '.join(TOKENS_KINDS)}"
+            change = "set .file_format to one of those, or remove it"
+            yield BrokenRule({"file_format": self.file_format, **row}, rule, change)
         if self.bad_rows != BadRowsConfig():
-            yield ValueError("`bad_rows` has no effect with `format: tokens`: an id is right or wrong; leave it out")
+            rule = "an id is right or wrong, and the setting has no effect"
+            yield BrokenRule({"bad_rows": self.bad_rows, **row}, rule, "remove .bad_rows")
 
     @property
     def text_key(self) -> str:

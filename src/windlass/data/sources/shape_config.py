@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from windlass.settings import Settings, Violation
+from windlass.settings import BrokenRule, Settings
 
 Shape = Literal["messages", "sharegpt", "alpaca", "prompt-completion"]
 CALLS = "tool_calls"
@@ -53,45 +53,56 @@ class RowsConfig(Settings):
     rejected: str | None = None
     """With `format: preference`: key of the other answer; `rejected` if not given."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (self._one_form(),)
 
-    def _one_form(self) -> Iterator[ValueError]:
-        of_list = [name for name in ("messages", "role", "content", "roles") if name in self.model_fields_set]
-        of_columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
-        if self.shape is not None and self.model_fields_set - {"shape", "slice"}:
-            others = ", ".join(sorted(self.model_fields_set - {"shape", "slice"}))
-            yield ValueError(f"`shape: {self.shape}` gives all names, and {others} are given too: leave one out")
+    def _one_form(self) -> Iterator[BrokenRule]:
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        of_list = [name for name in given if name in ("messages", "role", "content", "roles")]
+        of_columns = [name for name in given if name in ("prompt", "completion")]
+        others = [name for name in given if name not in ("shape", "slice")]
+        if self.shape is not None and others:
+            beside = {name: given[name] for name in ("shape", *others)}
+            change = f"remove .shape, or {', '.join(f'.{name}' for name in others)}"
+            yield BrokenRule(beside, "a known shape gives all names", change)
         elif of_list and of_columns:
-            yield ValueError(
-                f"`{of_list[0]}` belongs to a list of messages, `{of_columns[0]}` to columns: leave one out"
-            )
+            first, second = of_list[0], of_columns[0]
+            rule = f"`{first}` belongs to a list of messages, `{second}` to columns"
+            yield BrokenRule({first: given[first], second: given[second]}, rule, f"remove .{first} or .{second}")
         elif of_list and self.messages is None:
-            yield ValueError(f"`{of_list[0]}` needs `messages` beside it")
+            first = of_list[0]
+            beside = {first: given[first], "messages": None}
+            change = "give the key of the list as .messages"
+            yield BrokenRule(beside, f"`{first}` describes the messages of a list", change)
 
-    def errors_of_chat(self) -> Iterator[ValueError]:
-        """Names by which no conversation can be read."""
+    def errors_of_chat(self) -> Iterator[BrokenRule]:
+        """Names by which no conversation can be read. Keys are those of the source."""
         answers = [name for name in ("chosen", "rejected") if getattr(self, name) is not None]
-        columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
+        columns = {name: getattr(self, name) for name in ("prompt", "completion")}
+        has_columns = not self.model_fields_set.isdisjoint(columns)
         if answers:
-            yield ValueError(
-                f"`{answers[0]}` of `rows` is an answer of `format: preference`: leave it out, or set that"
-            )
-        elif columns and not (self.prompts and self.completion):
-            yield ValueError(f"`{columns[0]}` needs `prompt` and `completion` beside it")
-        elif self.shape is None and self.messages is None and not columns:
-            yield ValueError(
-                "`rows` does not say where a conversation is: give `shape`, `messages`, or `prompt` and `completion`"
-            )
+            given = {f"rows.{answers[0]}": getattr(self, answers[0]), "format": "chat"}
+            change = f"remove .rows.{answers[0]}, or set .format=preference"
+            yield BrokenRule(given, "it is an answer of a pair (format=preference)", change)
+        elif has_columns and not (self.prompts and self.completion):
+            given = {f"rows.{name}": value for name, value in columns.items()}
+            rule = "a conversation in columns has a prompt and a completion"
+            yield BrokenRule(given, rule, "give both, .rows.prompt and .rows.completion")
+        elif self.shape is None and self.messages is None and not has_columns:
+            change = "give .rows.shape, .rows.messages, or .rows.prompt and .rows.completion"
+            rule = "`rows` says where a conversation is, and these keys do not"
+            yield BrokenRule({"rows": self, "format": "chat"}, rule, change)
 
-    def errors_of_pairs(self) -> Iterator[ValueError]:
-        """Names by which no pair can be read."""
+    def errors_of_pairs(self) -> Iterator[BrokenRule]:
+        """Names by which no pair can be read. Keys are those of the source."""
         if self.completion is not None:
-            yield ValueError(
-                "`completion` of `rows` is an answer of `format: chat`; a pair has `chosen` and `rejected`: name those"
-            )
+            given = {"rows.completion": self.completion, "format": "preference"}
+            rule = "it is an answer of a conversation (format=chat), and a pair has two"
+            yield BrokenRule(given, rule, "give .rows.chosen and .rows.rejected in its place")
         elif not (self.model_fields_set - {"slice"}):
-            yield ValueError("`rows` does not say where a pair is: give `prompt`, `messages`, `chosen` or `rejected`")
+            change = "give .rows.prompt, .rows.messages, .rows.chosen or .rows.rejected"
+            rule = "`rows` says where a pair is, and these keys do not"
+            yield BrokenRule({"rows": self, "format": "preference"}, rule, change)
 
     @property
     def prompts(self) -> list[str]:
@@ -122,5 +133,6 @@ class FillInMiddleConfig(Settings):
     @classmethod
     def _three(cls, marks: list[str] | None) -> list[str] | None:
         if marks is not None and (len(marks) != 3 or len(set(marks)) != 3):
-            raise ValueError(f"`marks: {marks}` are not three different tokens: those before prefix, suffix and middle")
+            rule = "marks are three different tokens: those before prefix, suffix and middle"
+            raise BrokenRule({"marks": marks}, rule, "give three as .marks, or remove .marks")
         return marks

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import BrokenRule, Count, Settings
 
 DEADLINE_S: Final = 300.0
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -36,21 +36,22 @@ class OrderConfig(Settings):
     """With `written`: the longest silence, in seconds, of a preparation that the run waits for, and of a source that still
     grows; then the run ends with an error. May change on resume."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return self._needs_written(), self._needs_shuffled()
 
-    def _needs_shuffled(self) -> Iterator[ValueError]:
+    def _needs_shuffled(self) -> Iterator[BrokenRule]:
         if self.lanes > 1 and self.first_epoch == "written":
-            yield ValueError(
-                f"`lanes: {self.lanes}` with `first_epoch: written`: lanes are dealt from shuffled shards: leave one out"
-            )
+            given = {"lanes": self.lanes, "first_epoch": "written"}
+            yield BrokenRule(given, "lanes are dealt from shuffled shards", "remove .lanes or .first_epoch")
 
-    def _needs_written(self) -> Iterator[ValueError]:
+    def _needs_written(self) -> Iterator[BrokenRule]:
         if self.first_epoch != "written":
-            given = [f"`held_out_of: {self.held_out_of}`"] if self.held_out_of is not None else []
-            given += [f"`deadline_s: {self.deadline_s:g}`"] if self.deadline_s != DEADLINE_S else []
-            rule = "is for training that begins before all is prepared"
-            yield from (ValueError(f"{one} {rule}: set `first_epoch: written`, or leave it out") for one in given)
+            given: dict[str, object] = {"held_out_of": self.held_out_of} if self.held_out_of is not None else {}
+            given |= {"deadline_s": self.deadline_s} if self.deadline_s != DEADLINE_S else {}
+            rule = "it is for training that begins before all is prepared"
+            for key, value in given.items():
+                change = f"set .first_epoch=written, or remove .{key}"
+                yield BrokenRule({key: value, "first_epoch": self.first_epoch}, rule, change)
 
 
 class StageConfig(Settings):
@@ -62,47 +63,80 @@ class StageConfig(Settings):
     """Shares of the sources in this stage, relative to each other, by a source's `name`, or its path, if it has no name. A
     source that is missing here, or has 0, is not read in this stage."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (self._shares(),)
 
-    def _shares(self) -> Iterator[ValueError]:
-        wrong = [f"`{name}: {weight:g}`" for name, weight in self.weights.items() if weight < 0]
+    def _shares(self) -> Iterator[BrokenRule]:
+        wrong = {name: weight for name, weight in self.weights.items() if weight < 0}
         if wrong:
-            yield ValueError(f"{', '.join(wrong)} in `weights`; a share is 0 or more")
+            yield BrokenRule({"weights": wrong}, "a share is 0 or more", "correct it in .weights")
         elif not any(self.weights.values()):
-            yield ValueError("all `weights` are 0; a stage reads at least one source")
+            rule = "a stage reads at least one source, and all shares are 0"
+            yield BrokenRule({"weights": self.weights}, rule, "give a source in .weights a share above 0")
+
+
+def growing_errors(sources: Sequence[SourceConfig], order: OrderConfig) -> Iterator[BrokenRule]:
+    """The violated rule on a source that still grows."""
+    growing = [number for number, source in enumerate(sources) if source.grows_until is not None]
+    if growing and order.first_epoch != "written":
+        key = f"sources[{growing[0]}].grows_until"
+        yield BrokenRule(
+            {key: sources[growing[0]].grows_until, "order.first_epoch": order.first_epoch},
+            "a shuffled first epoch needs a complete source, so `grows_until` has no effect",
+            f"set .order.first_epoch=written; or remove .{key}, and prepare when the source is complete",
+        )
+
+
+def weight_errors(sources: Sequence[SourceConfig]) -> Iterator[BrokenRule]:
+    """The violated rule on weights that some sources have."""
+    has = [number for number, source in enumerate(sources) if source.weight is not None]
+    lacks = [number for number, source in enumerate(sources) if source.weight is None]
+    if has and lacks:
+        yield BrokenRule(
+            {f"sources[{has[0]}].weight": sources[has[0]].weight, f"sources[{lacks[0]}].weight": None},
+            f"weights mix the sources, so all have one or none has; here {len(has)} of {len(sources)} have one",
+            "give each of .sources a weight, or none of them",
+        )
 
 
 def mixture_stage_errors(
     stages: Sequence[StageConfig], weights: Sequence[float | None], labels: Sequence[str], tokens_per_sample: int
-) -> Iterator[ValueError]:
+) -> Iterator[BrokenRule]:
     """What is wrong with `stages` beside sources with these labels and, wrongly, weights of their own."""
-    starts = stage_starts(stages, tokens_per_sample)
+    starts, first = stage_starts(stages, tokens_per_sample), {"stages[0].weights": stages[0].weights}
     if len(labels) < 2:
-        yield ValueError("`stages` has no effect on one source: leave it out, or add sources")
+        rule = "stages give shares to several sources, and have no effect on one"
+        yield BrokenRule({**first, "sources[0]": labels[0]}, rule, "remove .stages, or add sources to .sources")
         return
     for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
-        yield ValueError(
-            f"`stages` finds sources by name, and {labels.count(label)} are `{label}`: give each its own `name`"
-        )
-    own = [f"{label} has `weight: {weight:g}`" for label, weight in zip(labels, weights) if weight is not None]
-    if own:
-        yield ValueError(f"{own[0]}, and `stages` gives the shares: leave one of them out")
-    unknown = [name for name in dict.fromkeys(name for stage in stages for name in stage.weights) if name not in labels]
+        same = [f"sources[{number}]" for number, other in enumerate(labels) if other == label]
+        change = f"give each a name of its own: {', '.join(f'.{one}.name' for one in same)}"
+        yield BrokenRule(dict.fromkeys(same, label), "stages find sources by name, so no two have the same", change)
+    for number in [number for number, weight in enumerate(weights) if weight is not None][:1]:
+        key = f"sources[{number}].weight"
+        change = f"remove .stages, or .{key} and those of the others"
+        yield BrokenRule({key: weights[number], **first}, "where there are stages, they give the shares", change)
+    unknown = {
+        f"stages[{number}].weights": {name: weight for name, weight in stage.weights.items() if name not in labels}
+        for number, stage in enumerate(stages)
+        if not stage.weights.keys() <= set(labels)
+    }
     if unknown:
-        given = ", ".join(f"`{name}`" for name in unknown)
-        yield ValueError(
-            f"`stages` has a weight of {given}, and the sources are {', '.join(f'`{one}`' for one in labels)}"
-        )
-    unread = [label for label in labels if not any(stage.weights.get(label) for stage in stages)]
+        rule = f"a stage gives shares to the sources, which are {', '.join(f'`{one}`' for one in labels)}"
+        yield BrokenRule(unknown, rule, "take a name from those, or add the source to .sources")
+    unread = [number for number, label in enumerate(labels) if not any(stage.weights.get(label) for stage in stages)]
     if unread and not unknown:
-        yield ValueError(f"no stage reads {', '.join(unread)}: give it a weight, or take it out of `sources`")
+        given = {f"sources[{number}]": labels[number] for number in unread}
+        change = "give it a share in one of .stages, or remove it from .sources"
+        yield BrokenRule(given, "each source has a share above 0 in some stage", change)
     for number, stage in enumerate(stages[:-1]):
+        key = f"stages[{number}].tokens"
         if stage.tokens is None:
-            yield ValueError(f"`stages[{number}]` has no `tokens`; only the last stage may leave them out")
+            rule = "only the last stage may leave its tokens out"
+            yield BrokenRule({f"stages[{number}].weights": stage.weights, key: None}, rule, f"give .{key}")
         elif starts[number + 1] <= starts[number]:
-            given = f"`stages[{number}].tokens: {stage.tokens}`"
-            yield ValueError(f"{given} holds no sample of {tokens_per_sample} tokens; give the stage more")
+            rule = f"a stage holds at least one sample, here of {tokens_per_sample} tokens"
+            yield BrokenRule({key: stage.tokens}, rule, f"give more as .{key}")
 
 
 def stage_starts(stages: Sequence[StageConfig], tokens_per_sample: int) -> list[int]:
@@ -132,16 +166,17 @@ class EvaluateConfig(Settings):
     sets: dict[str, SourceConfig] = Field(default_factory=dict)
     """Further validation sets by name, besides `validation`."""
 
-    def rules(self) -> Sequence[Iterator[Violation]]:
+    def rules(self) -> Sequence[Iterator[BrokenRule]]:
         return (self._names(),)
 
-    def _names(self) -> Iterator[ValueError]:
+    def _names(self) -> Iterator[BrokenRule]:
         for name, source in self.sets.items():
             if source.weight is not None:
-                yield ValueError(
-                    f"`{name}.weight` has no effect: weights are shares of the training stream; leave it out"
-                )
+                rule = "weights are shares of the training stream, and have no effect on a set"
+                yield BrokenRule({f"sets.{name}.weight": source.weight}, rule, f"remove .sets.{name}.weight")
             if name in RESERVED_NAMES:
-                yield ValueError(f"a set cannot be named `{name}`: that name is taken; choose another")
+                rule = "a set's directory has its name, and that one is taken"
+                yield BrokenRule({"sets": {name: source}}, rule, "choose another name in .sets")
             if not SET_NAME.fullmatch(name):
-                yield ValueError(f"a set's name is a directory's name: `{name}` may hold letters, digits, _ . - only")
+                rule = "a set's name is a directory's name, and may hold letters, digits, _ . - only"
+                yield BrokenRule({"sets": {name: source}}, rule, "choose another name in .sets")

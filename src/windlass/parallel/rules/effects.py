@@ -6,9 +6,9 @@ What changes nothing on some number of ranks (`shard: -1` on one) is not refused
 from collections.abc import Iterator
 
 from windlass.errors import UserError
-from windlass.other_names.answers import as_yaml
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.schedules import KINDS
+from windlass.settings import as_yaml
 
 
 def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:

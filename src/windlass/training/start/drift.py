@@ -260,7 +260,7 @@ def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[
 def new_paths(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
     """Paths of the recipe's sources that the checkpoint does not name."""
     named = json.dumps(trainer_state["config"]["data"])
-    return [path for source in config.data.named() for path in source.paths if json.dumps(path) not in named]
+    return [path for source in config.data.named().values() for path in source.paths if json.dumps(path) not in named]
 
 
 def stream_to_keep(trainer_state: dict[str, Any], config: RunConfig) -> str | None:
