@@ -325,7 +325,7 @@ def dumped(**sections):
                 "steps": 200,
                 "micro_batch": 2,
                 "start_from": "runs/y",
-                "accept_drift": ["a.b"],
+                "accept_drift": ["run.seed"],
             }
         },
         {"run": {"steps": None, "tokens": 6400}},

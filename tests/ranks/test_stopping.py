@@ -4,57 +4,84 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.hall.test_runtime import CPU, runtime_over
-from windlass.ranks.stopping import Stop
+from windlass.ranks.stopping import OneStepAhead, Stop
 from windlass.runtime import Runtime
-from windlass.signals import SIGNALS, catch_signals
+from windlass.signals import SIGNALS, Signals, catch_signals
 
 
 def alone():
     return Runtime(0, 1, CPU, dist.HashStore(), None, None)
 
 
-def stop_of(runtime, caught):
-    return Stop(runtime.tree, runtime.store, runtime.device, caught)
+def stop_of(runtime, caught, hold=None):
+    return Stop(runtime.tree, runtime.store, runtime.device, caught, hold)
 
 
-def steps_until_stop(path, signals, trials):
+def steps_until_stop(path, signals, trials, runs_ahead=False):
     """Runs `trials` loops of 8 steps; in trial t, rank r signals itself in step signals[t][r] (0: never), before or after
-    the step's collective. -> the step after which this rank stopped, per trial (8: it ran to the end)."""
+    the step's collective. -> the step after which this rank stopped, per trial (8: it ran to the end). `runs_ahead`: as on a GPU,
+    a step's collective is waited for one step later."""
     rank, stopped = dist.get_rank(), []
     draw = random.Random(rank)
     for trial in range(trials):
         with catch_signals() as caught:
-            stop = stop_of(runtime_over(f"{path}-{trial}"), caught)
+            begun = []
+            hold = (lambda begun=begun: len(begun) < 2 or begun[-2].wait()) if runs_ahead else None
+            stop = stop_of(runtime_over(f"{path}-{trial}"), caught, hold)
             for step in range(1, 9):
                 is_early = draw.random() < 0.5
                 if signals[trial][rank] == step and is_early:
                     os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(draw.random() * 2e-3)
-                dist.all_reduce(torch.ones(()))
+                begun.append(dist.all_reduce(torch.ones(()), async_op=True))
+                if not runs_ahead:
+                    begun[-1].wait()
                 time.sleep(draw.random() * 2e-3)
                 if signals[trial][rank] == step and not is_early:
                     os.kill(os.getpid(), signal.SIGTERM)
                 if stop.after(step):
                     break
+            begun[-1].wait()
             stopped.append(step)
     return stopped
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_that_are_signalled_in_different_steps_stop_after_the_same(ranks, tmp_path, world):
+def test_ranks_that_are_signalled_in_different_steps_stop_after_the_same(ranks, tmp_path, world, runs_ahead):
     draw = random.Random(world)
     signals = [[3] + [0] * (world - 1), [0] * (world - 1) + [3], [0] * world, [5] * world, [8] + [0] * (world - 1)]
     signals += [[draw.randint(0, 7) for _ in range(world)] for _ in range(35)]
-    results = ranks.run(world, steps_until_stop, str(tmp_path / "store"), signals, len(signals))
+    results = ranks.run(world, steps_until_stop, str(tmp_path / "store"), signals, len(signals), runs_ahead)
     for trial, asked in enumerate(signals):
         first = min((step for step in asked if step), default=8)
-        assert {result[trial] for result in results} == {min(first + 1, 8)}, (trial, asked)
+        # a rank that is a step ahead of the first may write its own step before it
+        allowed = {min(step + 1 + runs_ahead, 8) for step in asked if first <= step <= first + runs_ahead} or {8}
+        (stopped,) = {result[trial] for result in results}
+        assert stopped in allowed, (trial, asked)
+
+
+def test_on_a_gpu_the_host_is_held_to_one_step_ahead(monkeypatch):
+    events = [SimpleNamespace(synchronize=lambda number=number: waited.append(number)) for number in range(3)]
+    waited, recorded = [], iter(events)
+    stream = SimpleNamespace(record_event=lambda: next(recorded))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    hold = OneStepAhead()
+    seen = []
+    for _ in events:
+        hold()
+        seen.append(list(waited))
+    assert seen == [[], [0], [0, 1]]
+    runtime = alone()
+    held = [Stop(runtime.tree, runtime.store, torch.device(kind), Signals())._hold for kind in ("cuda", "cpu")]
+    assert type(held[0]) is OneStepAhead and held[1] is None
 
 
 @pytest.mark.parametrize("number", SIGNALS)

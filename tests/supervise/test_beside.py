@@ -39,6 +39,15 @@ def watching(tmp_path, **more):
     return WatchBeside(Watch(str(tmp_path), 20.0, 20.0, **more), os.getppid(), QUIET, clock)
 
 
+def test_it_ends_with_the_rank_that_started_it_though_another_process_holds_the_pipe(tmp_path, log):
+    """A fork of the rank keeps the pipe open: then only its parent shows that the rank is gone."""
+    beside_one = watching(tmp_path)
+    beside_one._parent = os.getpid()  # not this process's parent: the one that was has left
+    asked = []
+    beside_one.run(lambda seconds: asked.append(seconds) or len(asked) > 9)
+    assert len(asked) == 1
+
+
 def incidents(tmp_path):
     return [line for line in read_events(tmp_path / "events.jsonl") if line["kind"] == "incident"]
 

@@ -33,7 +33,9 @@ def test_accepted_drift_names_keys_of_a_recipe():
     section = {"optim": OptimConfig, "checkpoint": CheckpointConfig}
     sections = {name: FieldInfo(annotation=kind) for name, kind in section.items()}
     known = ["data", "optim.learning_rate", "checkpoint.async", "optim.muon.momentum", "model.rope_theta"]
-    run = RunSettings(**LEAST, steps=1, accept_drift=[*known, "optim.lerning_rate", "learning_rate", "checkpoint.async_"])
+    run = RunSettings(
+        **LEAST, steps=1, accept_drift=[*known, "optim.lerning_rate", "learning_rate", "checkpoint.async_"]
+    )
     given = [error.given for error in run.errors_beside(sections, False, None)]
     assert given == [f"run.accept_drift=[{one}]" for one in run.accept_drift[5:]]
     first = next(run.errors_beside(sections, False, None))

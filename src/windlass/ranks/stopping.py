@@ -7,6 +7,8 @@ whoever looks after step s sees the write. On CPU collectives block, and s is th
 device, so it is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after the next.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.distributed import Store
 
@@ -15,15 +17,34 @@ from windlass.ranks.tree import Tree
 from windlass.signals import Signals
 
 
+class OneStepAhead:
+    """Waits until the device has done the step before the one that the host has just handed over, and reads nothing."""
+
+    def __init__(self) -> None:
+        self._event: torch.cuda.Event | None = None
+
+    def __call__(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+        self._event = torch.cuda.current_stream().record_event()
+
+
 class Stop:
     """Whether all ranks stop after the step just done. Collective: every rank makes one. `store`: of all ranks of `tree`; None
-    where the caller made the process group."""
+    where the caller made the process group. `hold`: what holds the host to one step ahead of the device; None: collectives block,
+    and no step is ahead."""
 
-    def __init__(self, tree: Tree, store: Store | None, device: torch.device, signals: Signals):
+    def __init__(
+        self,
+        tree: Tree,
+        store: Store | None,
+        device: torch.device,
+        signals: Signals,
+        hold: Callable[[], None] | None = None,
+    ):
         self._store, self._signals = store, signals
         self._announced = False
-        self._ahead = 1 if device.type == "cuda" else 0
-        self._event: torch.cuda.Event | None = None
+        self._hold = OneStepAhead() if hold is None and device.type == "cuda" else hold
         self._page = None if tree.world == 1 or store is None else HostPage(tree)
 
     @property
@@ -42,11 +63,9 @@ class Stop:
         if self._page is None or store is None:
             self._announce(step)
             return self.is_signalled
-        if self._ahead:
-            if self._event is not None:
-                self._event.synchronize()
-            self._event = torch.cuda.current_stream().record_event()
-        if name := self._announce(last := step + 1 + self._ahead):
+        if self._hold is not None:
+            self._hold()
+        if name := self._announce(last := step + 1 + (self._hold is not None)):
             store.set("stopped by", name)
             store.compare_set("stop", "", str(last))
         return step >= self._page.after(step, lambda: int(store.get("stop")) if store.check(["stop"]) else NEVER)

@@ -27,10 +27,12 @@ from windlass.supervise.resident import HostMemory, held_by_process
 UNSEEN_S: Final = 3600.0
 """For a phase that has not been seen to end: a first step that compiles, a first validation."""
 TIMES: Final = 10.0
-"""A phase may take this multiple of the longest seen."""
+"""A phase may take this multiple of the longest seen. Chosen, not measured: a busy host or file system makes a phase
+a few times as long, and a run that hangs loses ten of its longest phases at most."""
 SHORT: Final[tuple[Phase, ...]] = ("step", "update")
 SHORT_S, SHORT_TIMES = 60.0, 1000.0
-"""What these may take, the larger of the two (of the longest seen), where that is under the least of the other phases."""
+"""Phases of SHORT touch no disk. On one host each may take SHORT_S, or SHORT_TIMES the longest seen if that is more, where this
+is less than other phases may. Chosen, not measured."""
 POLL_S: Final = 1.0
 WAITING: Final = re.compile(r"windlass/ranks/(tree|host_page)\.py:")
 """A frame of a rank that waits for what another one says."""

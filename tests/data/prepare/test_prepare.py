@@ -257,6 +257,7 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
     (tmp_path / "data" / "notes.md").write_text("mine")
     with pytest.raises(UserError, match=r"did not prepare: notes\.md"):
         quietly(data_config(tmp_path))
+    assert not (tmp_path / ".data.lock").exists()
     assert content(tmp_path / "data") == {(tmp_path / "data" / "notes.md").relative_to(tmp_path / "data"): b"mine"}
 
 

@@ -41,6 +41,7 @@ LEAST_STEPS: Final = 6  # the first three warm up
 MEMORY: Final = re.compile(r"out of memory|OutOfMemory|fits? no", re.IGNORECASE)
 KILLED: Final = (-9, 137)
 AS_IT_IS: Final = "as the recipe is"
+REFUSED: Final = "refused: "
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def bench(
         rows.append(row)
         yield f"{number} of {len(cells)}: {label(row)}: {figure(row)}"
         yield from (row.explanation or "").splitlines()[1:]
-        output.write_text(json.dumps([*kept, {**session, "rows": [asdict(one) for one in rows]}], indent=1) + "\n")
+        if not all((one.error or "").startswith(REFUSED) for one in rows):  # else nothing was measured yet
+            output.write_text(json.dumps([*kept, {**session, "rows": [asdict(one) for one in rows]}], indent=1) + "\n")
     yield ""
     yield from bench_as_table(rows)
     if all(row.error for row in rows):
@@ -134,7 +136,7 @@ def _measure(recipe: str, overrides: Sequence[str], cell: GridCell, steps: int, 
     try:
         directory = load_recipe(recipe, *overrides, *cell.settings).run.directory
     except UserError as error:
-        return BenchRow(cell.settings, cell.ranks, error=f"refused: {error.given}", explanation=str(error))
+        return BenchRow(cell.settings, cell.ranks, error=f"{REFUSED}{error.given}", explanation=str(error))
     found = []
     for _ in range(repeats):
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
 @contextlib.contextmanager
 def replaced(directory: Path) -> Iterator[Path]:
     """Yields an empty directory to write into; it replaces `directory` when the block ends without an error."""
-    _check_ours(directory)
+    check_ours(directory)
     temporary, old = sibling(directory, "preparing"), sibling(directory, "old")
     temporary.mkdir()
     try:
@@ -199,7 +199,8 @@ def sibling(directory: Path, what: str) -> Path:
     return directory.with_name(f".{directory.name}.{what}")
 
 
-def _check_ours(directory: Path) -> None:
+def check_ours(directory: Path) -> None:
+    """Raises UserError where the directory holds anything that no preparation writes."""
     found = sorted(os.listdir(directory)) if directory.exists() else []
     old, begun = load_prepared(directory), open_journal(directory) if directory.exists() else None
     ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME, KNOWN_NAME, f"{KNOWN_NAME}.tmp"} if old is not None else set()

@@ -19,6 +19,7 @@ from windlass.data.prepare.directory import (
     check_apart,
     check_is_directory,
     check_is_no_source,
+    check_ours,
     check_writable,
     has_leftovers,
     kept_work,
@@ -94,6 +95,7 @@ def prepare(
         hashes.save()
         log(f"{where} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
+    check_ours(directory)  # before a lock is made beside it
     check_writable(directory)
     with locked_to_prepare(directory, log):
         wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
