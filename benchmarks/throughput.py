@@ -10,8 +10,10 @@ runs the contenders of a row one after another, in an order that turns. A rate i
 from one step's end to another's. A row has the median over the rounds, the spread (largest over smallest), and the rate of
 windlass over that of each other.
 
-Ranks share the cores: one rank has a thread per core, two have one each. The load of the machine is noted: figures of a busy
-one are no result, and --write refuses them.
+Ranks share the cores: one rank has a thread per core, two have one each. windlass lets threads that wait for each other fall
+asleep soon, so that another program on the machine cannot stall a run (launch/local.let_threads_sleep); where there are several
+threads, it runs once more with threads that spin as long as those of the others do. The load of the machine is noted: figures of
+a busy one are no result, and --write refuses them.
 """
 
 import argparse
@@ -37,7 +39,9 @@ RESULTS = Path(__file__).parent / "results" / "throughput.json"
 QUIET_LOAD = 0.7  # one-minute load at the start, above which nothing is written
 RIVALS = Path(__file__).parent / "meters" / "rivals.py"
 LITGPT = Path(__file__).parents[1] / ".venv-litgpt" / "bin" / "python"
-CONTENDERS = ("windlass", "trainer", "accelerate", "litgpt")
+SPINNING = "windlass spinning"
+CONTENDERS = ("windlass", SPINNING, "trainer", "accelerate", "litgpt")
+SPINS = "300000"  # libgomp's own count, where nothing is set and no more threads than cores run
 ROWS = {
     "fp32": ("fp32", False, 1),
     "fp32 compiled": ("fp32", True, 1),
@@ -89,8 +93,8 @@ def recipe(folder: Path, policy: str, compiled: bool, ranks: int) -> Path:
     return path
 
 
-def windlass_rate(folder: Path, policy: str, compiled: bool, ranks: int) -> float:
-    """From the lines of steps 20 and 30 in events.jsonl."""
+def windlass_rate(folder: Path, policy: str, compiled: bool, ranks: int, spins: str | None = None) -> float:
+    """From the lines of steps 20 and 30 in events.jsonl. `spins`: how often a thread looks before it falls asleep."""
     run = folder / f"run-{time.time_ns()}"
     command = [
         sys.executable,
@@ -101,7 +105,8 @@ def windlass_rate(folder: Path, policy: str, compiled: bool, ranks: int) -> floa
         "--nproc",
         str(ranks),
     ]
-    subprocess.run([*command, f"run.directory={run}"], check=True, stdout=subprocess.DEVNULL, env=_threads(ranks))
+    env = _threads(ranks) | ({} if spins is None else {"GOMP_SPINCOUNT": spins})
+    subprocess.run([*command, f"run.directory={run}"], check=True, stdout=subprocess.DEVNULL, env=env)
     lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     seconds = [line["step_s"] * UNCOUNTED for line in lines if line["kind"] == "step" and line["step"] > UNCOUNTED]
     return MICRO_BATCH * LENGTH * ranks * (STEPS - UNCOUNTED) / sum(seconds)
@@ -138,13 +143,14 @@ def _free_port() -> int:
 
 def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     policy, compiled, ranks = ROWS[name]
-    there = [contender for contender in CONTENDERS if contender != "litgpt" or LITGPT.exists()]
+    absent = {"litgpt": not LITGPT.exists(), SPINNING: ranks > 1}
+    there = [contender for contender in CONTENDERS if not absent.get(contender)]
     rates: dict[str, list[float]] = {contender: [] for contender in there}
     for turn in range(rounds):
         at = turn % len(there)
         for contender in [*there[at:], *there[:at]]:
-            if contender == "windlass":
-                rate = windlass_rate(folder, policy, compiled, ranks)
+            if contender in ("windlass", SPINNING):
+                rate = windlass_rate(folder, policy, compiled, ranks, SPINS if contender == SPINNING else None)
             else:
                 rate = rival_rate(contender, policy, compiled, ranks)
             rates[contender].append(rate)

@@ -227,15 +227,16 @@ def gpu_faults() -> str:
 def cores() -> str:
     """Tokens per second of trainers on CPU cores."""
     measured = json.loads((MEASURED / "throughput.json").read_text())["rows"]
-    named = {"trainer": "Trainer", "accelerate": "Accelerate", "litgpt": "LitGPT"}
+    named = {"windlass spinning": "threads spin", "trainer": "Trainer", "accelerate": "Accelerate", "litgpt": "LitGPT"}
     others = {other: name for other, name in named.items() if any(other in row for row in measured.values())}
     rows = []
     for name, row in measured.items():
         each = (row.get(one) for one in ("windlass", *others))
         rates = ("" if one is None else f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
-        over = (row.get(f"over {other}") for other in others)
-        rows.append((name, *rates, *("" if one is None else f"{one:.2f}" for one in over)))
-    return table(("row", "windlass", *others.values(), *(f"over {other}" for other in others.values())), rows)
+        best = max(row[other]["tokens_per_s"] for other in others if other in row and other != "windlass spinning")
+        instructions = row["machine"]["cpu"].rpartition(", ")[2]
+        rows.append((name, *rates, f"{row['windlass']['tokens_per_s'] / best:.2f}", f"{instructions}, {row['date']}"))
+    return table(("row", "windlass", *others.values(), "over the fastest", "instructions, date"), rows)
 
 
 def page() -> str:

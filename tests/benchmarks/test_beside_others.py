@@ -78,7 +78,17 @@ def test_rivals_have_a_function_each_and_load_nothing_of_ours():
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in names if name.split(".")[0] in ("windlass", "meters")]
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert functions >= set(throughput.CONTENDERS) - {"windlass"}
+    assert functions >= set(throughput.CONTENDERS) - {"windlass", throughput.SPINNING}
+
+
+def test_threads_that_spin_are_a_contender_where_there_are_several(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(throughput, "LITGPT", tmp_path / "python")
+    monkeypatch.setattr(throughput, "windlass_rate", lambda *row: given.append(row[-1]) or 100 - 20 * (row[-1] is None))
+    monkeypatch.setattr(throughput, "rival_rate", lambda *_row: 50)
+    row = throughput.measure("fp32", 1, tmp_path)
+    assert given == [None, throughput.SPINS] and row["over windlass spinning"] == 0.8
+    assert throughput.SPINNING not in throughput.measure("fp32, 2 ranks", 1, tmp_path)
 
 
 def test_every_rows_recipe_is_taken(tmp_path):
