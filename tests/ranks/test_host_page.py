@@ -67,6 +67,14 @@ def test_a_first_rank_that_never_comes_ends_the_wait(tmp_path, monkeypatch):
         other(first).after(3, lambda: 0)
 
 
+def test_a_first_rank_that_answers_and_ends_between_two_looks_is_heard(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_page, "LOOKS", 1)
+    first = HostPage(Tree(None), (tmp_path,))
+    page = other(first)
+    page._is_abandoned = lambda: first.after(2, lambda: 7) == 7
+    assert page.after(2, lambda: 0) == 7
+
+
 def other(first):
     """The page as another rank of the host has it."""
     page = copy.copy(first)

@@ -197,7 +197,7 @@ def candidates(path: Path) -> list[Path]:
 def _no_checkpoint(given: str) -> BadCheckpoint:
     return BadCheckpoint(
         given,
-        "a checkpoint is read from a run directory with committed ones, or from its own directory",
+        "a checkpoint is read from a run directory with committed checkpoints, or from its own directory",
         "correct the path; `windlass checkpoint list RUN` shows what a run has",
     )
 

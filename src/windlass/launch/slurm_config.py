@@ -73,7 +73,7 @@ class SlurmConfig(Settings):
         if time is not None and not (isinstance(time, str) and TIME.fullmatch(time)):
             raise BrokenRule(
                 {"time": time},
-                "a time limit is in quotes, since YAML reads 1:00:00 as 3600",
+                "this is not a time limit in quotes, and YAML reads 1:00:00 as 3600",
                 'write time: "1:00:00" in a recipe, and \'.time="1:00:00"\' on a command line',
             )
         return time

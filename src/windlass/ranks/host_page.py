@@ -68,15 +68,19 @@ class HostPage:
             _WORD.pack_into(self._memory, 0, step + 1 << 32 | answer)
             return answer
         end_s, looks = time.monotonic() + WAIT_S, 0
-        while (word := int(_WORD.unpack_from(self._memory)[0])) >> 32 <= step:
+        while (word := self._word()) >> 32 <= step:
             looks += 1
             if looks > SPINS:
                 time.sleep(PAUSE_S)
-            if looks % LOOKS == 0 and self._is_abandoned():
+            # looked at once more: it may have answered since, and then ended in good order
+            if looks % LOOKS == 0 and self._is_abandoned() and self._word() >> 32 <= step:
                 raise ConnectionResetError(f"the first rank of this host has ended before the end of step {step}")
             if time.monotonic() > end_s:
                 raise TimeoutError(f"the first rank of this host has not come to the end of step {step}")
         return word & NEVER
+
+    def _word(self) -> int:
+        return int(_WORD.unpack_from(self._memory)[0])
 
     def _is_abandoned(self) -> bool:
         """Whether nobody holds the first rank's lock any more."""

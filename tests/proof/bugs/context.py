@@ -37,7 +37,7 @@ CONTEXT_BUGS = {
     ),
     "outputs in the row's order": Bug(
         "what goes back to the ranks is cut into neighbours",
-        ((CONTEXT, "return torch.stack((first_NC, second_NC.flip(0)), 1).flatten(1, 2)", "return x_T.unflatten(0, (ranks, -1))"),),
+        ((CONTEXT, "return torch.stack((first_NC, second_NC.flip(0)), 1).flatten(1, 2)", "return x_T.unflatten(0, (num_ranks, -1))"),),
         ("exact: qwen3 tied: context2 ulysses",),
     ),
     "copied heads in the order of the copies": Bug(
@@ -90,7 +90,7 @@ CONTEXT_BUGS = {
     ),
     "borders of the held positions": Bug(
         "borders of the whole row are taken for places among a rank's tokens",
-        ((CONTEXT, "find_documents(starts_BM, part.stop, part.start)", "find_documents(starts_BM // self.ranks, part.stop, part.start)"),),
+        ((CONTEXT, "find_documents(starts_BM, part.stop, part.start)", "find_documents(starts_BM // self.num_ranks, part.stop, part.start)"),),
         ("exact: qwen3 tied: context2 packed allgather",),
     ),
     "documents of a row see each other": Bug(

@@ -176,7 +176,7 @@ def test_a_wrong_start_from_is_an_error_and_no_fresh_start(base, ranks, tmp_path
     for source in ("empty", "missing"):
         run = {**SHORT, "start_from": str(tmp_path / source), "start_what": what, "directory": str(tmp_path / "new")}
         said = refusal(ranks, tiny.recipe(base, run=run))
-        assert "a checkpoint is read from a run directory with committed ones" in said
+        assert "a checkpoint is read from a run directory with committed checkpoints" in said
         assert not (tmp_path / "new" / "events.jsonl").exists()
 
 
