@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "doctor": ("supervise",),
     "supervise": ("report",),  # what it finds is a line of events.jsonl
     "profiling": ("",),
-    "advice": ("report", "profiling"),
+    "advice": ("report", "profiling", "parallel"),
     "plan": ("model", "model.lora", "precision", "parallel"),
     "launch": ("report", "supervise"),
     "data": ("hub",),
@@ -392,7 +392,7 @@ ENVIRONMENT_READERS = (
     *("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py", "commands/prepare_parts.py"),
     "precision/same_bits.py",  # writes what cuBLAS reads
 )
-# room __init__ files are a docstring; these two are not, each for its reason
+# an __init__ is a docstring; this one is not
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
     "model/attention/flash_versions.py": "a kernel's package, or its compiler, raises anything: said, and torch's own runs",

@@ -1,6 +1,6 @@
 """RunConfig: the rooms' configs side by side, from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
 
-What can be checked without looking at data, weights or devices is checked here; training/assemble resolves the rest.
+What can be checked without looking at data, weights or devices is checked here; training/resolve settles the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

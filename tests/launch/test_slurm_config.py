@@ -42,6 +42,6 @@ def test_a_time_is_in_quotes(time):
     with pytest.raises(ValidationError) as caught:
         SlurmConfig(time=time)
     assert (
-        f'time={time}: this is not a time limit in quotes, and YAML reads 1:00:00 as 3600; write time: "1:00:00" in a recipe, and '
-        "'time=\"1:00:00\"' on a command line"
+        f'time={time}: this is not a time limit in quotes, and YAML reads 1:00:00 as 3600; write time: "1:00:00" in a recipe, '
+        "and 'time=\"1:00:00\"' on a command line"
     ) in str(caught.value)

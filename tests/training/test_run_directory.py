@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from tests import tiny
+from tests.hall.test_runtime import runtime_over
 from windlass.checkpoint.commit import quarantined
 from windlass.errors import UserError
 from windlass.report.events import EventLog
@@ -19,7 +20,14 @@ from windlass.supervise.beside import Hosts, Watch
 from windlass.supervise.heartbeat import LastBeat, read_beats
 from windlass.training import run_directory
 from windlass.training.preflight import make_ready
-from windlass.training.run_directory import _check_found, _run_id, hold, open_heartbeat, watched
+from windlass.training.run_directory import (
+    _run_id,
+    check_saved_is_there,
+    hold,
+    open_checkpoints,
+    open_heartbeat,
+    watched,
+)
 
 
 def refusal(ranks, world, work, config):
@@ -173,32 +181,39 @@ def test_one_process_is_watched_where_somebody_starts_it_again_and_nobody_sits_b
     assert started(hosts=["a"]) is None
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(ranks, tmp_path, world):
+def no_checkpoints(config, path):
+    with pytest.raises(UserError) as caught:
+        open_checkpoints(config, runtime_over(path), print, None)
+    return str(caught.value)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(ranks, tmp_path):
     config = tiny.recipe(tmp_path)
     events = config.run.directory / "events.jsonl"
-    make_ready(config, world, "cpu")
+    make_ready(config, 1, "cpu")
     log = EventLog(events)
     for kind, step in (("start", 0), ("step", 1), ("checkpoint", 3), ("step", 4), ("checkpoint", 6)):
         log.write(kind, step, {})
-    before = events.read_bytes()
-    for said in ranks.run(world, tiny.refusal, config):
+    before, prepared = events.read_bytes(), (Path(config.data.directory) / "prepared.json").read_bytes()
+    (Path(config.data.sources[0].path) / "more.txt").write_text("A new text, which would be prepared. " * 50)
+    for said in (*ranks.run(1, tiny.refusal, config), *ranks.run(2, no_checkpoints, config, str(tmp_path / "store"))):
         assert f"{config.run.directory} has saved step 6, by its events.jsonl, and " in said
         assert "is their storage mounted" in said and "another run.directory" in said
     assert events.read_bytes() == before and not (config.run.directory / "checkpoints").exists()
+    assert (Path(config.data.directory) / "prepared.json").read_bytes() == prepared, "its data is still the lost run's"
 
 
 def test_a_run_that_saved_nothing_or_whose_checkpoints_were_put_aside_begins(tmp_path):
-    alone, checkpoints = SimpleNamespace(rank=0, max_over_ranks=float), tmp_path / "checkpoints"
-    _check_found(tmp_path, alone)
+    checkpoints = tmp_path / "checkpoints"
+    check_saved_is_there(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"kind": "step", "step": 3}\n{"kind": "checkpoint", "st')
-    _check_found(tmp_path, alone)
+    check_saved_is_there(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"kind": "checkpoint", "step": 3}\n')
     with pytest.raises(UserError, match="has saved step 3"):
-        _check_found(tmp_path, alone)
+        check_saved_is_there(tmp_path)
     checkpoints.mkdir()
     with pytest.raises(UserError, match="has saved step 3"):
-        _check_found(tmp_path, alone)
+        check_saved_is_there(tmp_path)
     (checkpoints / "step-00000003.corrupt").mkdir()
     assert quarantined(checkpoints)
-    _check_found(tmp_path, alone)
+    check_saved_is_there(tmp_path)

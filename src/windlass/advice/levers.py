@@ -12,6 +12,8 @@ from typing import Final, Literal
 from windlass.advice.observed import Observed
 from windlass.advice.traffic import Sent, traffic
 from windlass.hardware import find_device
+from windlass.parallel.config import ParallelConfig
+from windlass.report.config import ReportConfig
 from windlass.units import MIB, format_bytes
 
 
@@ -51,7 +53,8 @@ LEAST_WAIT, LEAST_LOG, LEAST_FILLED, LEAST_SENT, LEAST_LAUNCH = 0.05, 0.005, 0.9
 # Measured on two Zen 4 cores, a 2-block model of 64 channels: 0.9 by the rates at 64 tokens, where 4 times the rows brought 2.8
 # times the tokens/s; 0.6 at 256 tokens, where they brought 1.4 times.
 LEAST_CALLED: Final = 0.75
-USUAL_EVERY, USUAL_BUCKET_MIB = 10, 25.0  # the defaults of report.every_steps and parallel.bucket_mib
+USUAL_EVERY: Final[int] = ReportConfig.model_fields["every_steps"].default
+USUAL_BUCKET_MIB: Final[float] = ParallelConfig.model_fields["bucket_mib"].default
 MANY: Final = 4  # times as many micro-batches, rows or calls: a proposal, not the best
 SMALL_MESSAGE: Final = MIB  # its bytes take 3 us on NVLink, an eighth of the call
 

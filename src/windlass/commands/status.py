@@ -34,23 +34,23 @@ class Found:
 
     @property
     def line(self) -> str:
-        goes_on = "from its beginning" if self.checkpoint is None else f"from step {self.checkpoint}"
+        where = "from its beginning" if self.checkpoint is None else f"from step {self.checkpoint}"
         match self.state:
             case "running":
                 return f"running: at step {self.step} as of {format_duration(self.age_s)} ago"
             case "finished":
                 return f"finished at step {self.step}"
             case "stopped":
-                return f"stopped at step {self.step}; the same command goes on {goes_on}"
+                return f"stopped at step {self.step}; the same command goes on {where}"
             case "failed" if self.exit_code == EXIT_UNAVAILABLE:
-                return f"stopped at step {self.step}: data or storage failed (74); the same command goes on {goes_on}"
+                return f"stopped at step {self.step}: data or storage failed (74); the same command goes on {where}"
             case "failed":
                 newest = "none" if self.checkpoint is None else str(self.checkpoint)
                 return f"failed at step {self.step} with exit code {self.exit_code}; its newest checkpoint: {newest}"
             case "damaged":
                 newest = "none" if self.checkpoint is None else str(self.checkpoint)
                 return f"damaged: {self.problem}; its newest checkpoint: {newest}"
-        return f"dead: killed at step {self.step} or later; the same command goes on {goes_on}"
+        return f"dead: killed at step {self.step} or later; the same command goes on {where}"
 
 
 def status(run_directory: Path) -> Found:

@@ -11,7 +11,7 @@ So the order is, with tokens/s of one H200 (gpu-headline.json),
     2. all recomputed (full, a third more FLOPs), the more tokens the better: only where nothing above fits
 
 What the count (memory.py) puts over the limit by more than SLACK is left out; the rest is tried for real, the best first
-(training/probe.py). The last of the order is tried in any case: a count is no reason to refuse a run.
+(training/sizing/probe.py). The last of the order is tried in any case: a count is no reason to refuse a run.
 """
 
 from collections.abc import Iterable, Sequence

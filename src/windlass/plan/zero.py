@@ -5,7 +5,7 @@ What is cut has to be sent, and over gloo every message is copied on both sides.
     0   nothing is cut: gradients are summed once
     1   optimizer states: weights are gathered and gradients reduced once
     2   gradients too: reduced A times
-    3   weights too: gathered 2 A - 1 times
+    3   weights too: a block's are gathered 2 A times, those outside of the blocks A times
 
 0 is no candidate where fp32 weights are multiplied in 16 bits: it does that by autocast, which rounds otherwise than the casts of
 1 to 3, and a run that goes on with more or less memory would compute something else. The formulas of what is sent are in

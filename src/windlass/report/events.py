@@ -2,7 +2,7 @@
 
 Every line has `kind`, `time` (Unix seconds) and `step` (completed optimizer steps). Console, page and every other
 view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, data (shards
-that came while the run read them), profile, end.
+that came while the run read them), profile, counts, end.
 
 No line holds the secret of a URL or a control character: a log is shown on terminals.
 

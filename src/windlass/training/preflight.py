@@ -26,7 +26,7 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
-from windlass.training.run_directory import fetch_run, try_run_directory
+from windlass.training.run_directory import check_saved_is_there, fetch_run, try_run_directory
 from windlass.training.start.base_model import check_adapter, complete_adapter, reads_weights
 from windlass.training.start.drift import begun, check_drift, new_paths, stream_to_keep
 from windlass.training.start.model_plan import workload
@@ -87,6 +87,7 @@ def check_run(
     check_packages(config.report.sinks)
     if fetches:
         fetch_run(config)
+    check_saved_is_there(config.run.directory)  # else a new run would replace the data of the one that is lost
     trainer_state = begun(config)
     config = complete_adapter(config, trainer_state)
     if trainer_state is not None:

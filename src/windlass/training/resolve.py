@@ -1,6 +1,6 @@
 """A recipe resolved against its files, its checkpoint and the ranks' devices: what is trained, before any of it is in memory.
 
-What can be refused is refused before anything slow starts: the layout and the batch are checked against the world first, then
+What can be refused is refused before anything slow starts: the layout is checked against the world first, then
 data is prepared (by rank 0, once), then the model is shaped. The last thing decided is what is tried for real: sizes that fit.
 """
 

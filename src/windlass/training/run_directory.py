@@ -224,7 +224,8 @@ def open_checkpoints(
 ) -> Checkpoints:
     """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective. Raises UserError."""
     check_takes_steps(config.run.directory / "checkpoints")
-    _check_found(config.run.directory, runtime)
+    lost = _lost_step(config.run.directory) if runtime.rank == 0 else 0
+    check_saved_is_there(config.run.directory, int(runtime.max_over_ranks(lost)))
     run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
     return Checkpoints(
         config.run.directory / "checkpoints",
@@ -238,23 +239,25 @@ def open_checkpoints(
     )
 
 
-def _check_found(directory: Path, runtime: Runtime) -> None:
-    """Collective. Raises UserError where a run has saved, and nothing of it is there: it would begin anew without a word."""
-    checkpoints = directory / "checkpoints"
-    saved = 0
-    if runtime.rank == 0 and not (committed_steps(checkpoints) or quarantined(checkpoints)):
-        saved = _last_saved(directory / "events.jsonl")
-    if saved := int(runtime.max_over_ranks(saved)):
+def check_saved_is_there(directory: Path, lost: int | None = None) -> None:
+    """Raises UserError where a run has saved, and nothing of it is there: it would begin anew without a word. `lost`: what
+    another rank has found."""
+    if saved := _lost_step(directory) if lost is None else lost:
         raise UserError(
-            f"{directory} has saved step {saved}, by its events.jsonl, and {checkpoints} holds no checkpoint",
+            f"{directory} has saved step {saved}, by its events.jsonl, and {directory / 'checkpoints'} holds no checkpoint",
             "a run resumes from its newest checkpoint, and a new run needs a directory of its own",
             "bring the checkpoints back (is their storage mounted?), or choose another run.directory",
         )
 
 
-def _last_saved(events: Path) -> int:
-    """The last step whose checkpoint was committed; 0 where there is none, and where the file cannot be read."""
-    step = 0
+def _lost_step(directory: Path) -> int:
+    """The last step whose checkpoint was committed, where no checkpoint is there; 0 where one is, where none was, and where
+    events.jsonl cannot be read."""
+    step, checkpoints, events = 0, directory / "checkpoints", directory / "events.jsonl"
+    if (
+        committed_steps(checkpoints) or quarantined(checkpoints) or not events.is_file()
+    ):  # a pipe is refused with the directory
+        return step
     with contextlib.suppress(OSError), events.open("rb") as lines:
         for line in lines:
             if line.startswith(SAVED):
