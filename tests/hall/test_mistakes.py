@@ -172,7 +172,7 @@ RULES = [
     (
         {"launch": {"slurm": {"time": 3600}}},
         "launch.slurm.time=3600",
-        "a time limit is in quotes, since YAML reads 1:00:00 as 3600",
+        "this is not a time limit in quotes, and YAML reads 1:00:00 as 3600",
         'write time: "1:00:00" in a recipe, and \'launch.slurm.time="1:00:00"\' on a command line',
     ),
 ]
