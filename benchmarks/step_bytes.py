@@ -115,7 +115,7 @@ def row(**settings: Any) -> dict[str, Any]:
         optimizer.step(torch.tensor(0.5))
         by_count[micro_batches] = moved(program, micro_batches, least)
         with Moved(least) as update:
-            optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+            optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
     few, many = by_count.values()
     more = {name: (many.bytes[name] - few.bytes[name]) / num_parameters for name in sorted(many.bytes)}
     of_the_first = few.total / num_parameters - (least_count - 1) * sum(more.values())

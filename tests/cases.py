@@ -325,7 +325,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         if step == 0:
             graded = [record for record in program.records() if record.counted and record.tensor.grad is not None]
             gradients = {record.name: full(record.tensor.grad).clone() for record in graded}
-        norm = gradient_norm(program.records(), mesh.parts)
+        norm = gradient_norm(program.records(), mesh.pp_group)
         norms.append(norm.item())
         dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
         optimizer.step(norm)

@@ -87,7 +87,7 @@ def _norms():
     program = tiny.make_program(2, 3, 1, 2, "fp64")
     program.run([tiny.batch(program.mesh.batch_rank)], torch.tensor(16.0))
     whole = [tiny.full(record.tensor.grad) for record in program.records()]
-    norm = clip.gradient_norm(program.records(), program.mesh.parts)
+    norm = clip.gradient_norm(program.records(), program.mesh.pp_group)
     clip.divide_gradients([record.tensor for record in program.records()], clip.clip_divisor(norm, 0.01))
     clipped = [tiny.full(record.tensor.grad) for record in program.records()]
     return norm.item(), torch.nn.utils.get_total_norm(whole).item(), torch.nn.utils.get_total_norm(clipped).item()

@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "training.parts": (
         "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "precision",
-        "parallel", "optim", "report", "report.sinks", "plan", "training.start",
+        "parallel", "optim", "checkpoint", "report", "report.sinks", "plan", "training.start",
     ),
     "training.sizing": (
         "", "model", "model.attention", "model.lora", "precision", "parallel", "optim", "plan", "training.start",
@@ -278,7 +278,15 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "left_open",
     ),
     "training.start": ("pins", "open_saved", "model_plan", "parameter_rules", "base_model", "restore", "drift"),
-    "training.parts": ("open_data", "open_program", "open_recorder", "device_memory", "own_parts", "reference_scores"),
+    "training.parts": (
+        "open_data",
+        "open_program",
+        "open_checkpoints",
+        "open_recorder",
+        "device_memory",
+        "own_parts",
+        "reference_scores",
+    ),
     "training.sizing": ("choose_sizes", "choose_flash", "out_of_memory", "compiled"),
 }
 TORCH_FREE = (

@@ -239,7 +239,7 @@ class Step:
         """One step, as training/loop makes it. -> the loss, on the device."""
         self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
         loss = self.backward()
-        norm = gradient_norm(self.program.records(), self.program.mesh.parts)
+        norm = gradient_norm(self.program.records(), self.program.mesh.pp_group)
         self._optimizer.step(norm)
         self.program.adapt(norm)
         self._steps += 1

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from windlass.contract import adopt, attempt, is_elastic, local_rank, num_ranks, rank, shares_store
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
-from windlass.ranks.awaited_work import FailedElsewhere, do_for_all, wait_for
+from windlass.ranks.awaited_work import FailedElsewhere, do_for_all, do_without_store, wait_for
 from windlass.ranks.meeting import address_of, meet
 from windlass.ranks.open_files import allow_many_files
 from windlass.ranks.tree import Tree
@@ -77,9 +77,7 @@ class Runtime:
         """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None. All ranks
         raise a WindlassError of `work`."""
         if self.store is None or self.world == 1:
-            result = work() if self.rank == 0 else None
-            self.tree.barrier()
-            return result
+            return do_without_store(self.rank == 0, work, self.gathered)
         key = f"first-{next(self._turns)}"
         if self.rank == 0:
             return do_for_all(self.store, key, work)
@@ -91,9 +89,7 @@ class Runtime:
         hosts = self.hosts()
         leaders = [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]
         if self.store is None or self.world == 1:
-            if self.rank in leaders:
-                work()
-            self.tree.barrier()
+            do_without_store(self.rank in leaders, work, self.gathered)
             return
         turn = next(self._turns)
         keys = [f"first-on-host-{turn}-{rank}" for rank in leaders]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.advice import planted
-from windlass.advice.levers import Lever, find_levers, without
+from windlass.advice.levers import Lever, find_levers, rates_of, without
 from windlass.advice.observed import observe
 from windlass.profiling.summary import Summary
 
@@ -105,7 +105,9 @@ def test_a_gradient_that_is_sent_for_a_handful_of_tokens(observed):
     assert (lever.name, lever.source) == ("no accumulation", "estimated")
     assert "run.tokens_per_step=4 times" in lever.change and "changes the maths" in lever.change
     assert "a rank sends 63.2 KiB in 1 call for" in lever.seen, "2 (N-1)/N of 16,184 gradients of 4 bytes"
-    assert levers(run, **QUIET, profile=PROFILE)["no accumulation"].source == "measured"
+    measured = levers(run, **QUIET, profile=PROFILE)["no accumulation"]
+    assert measured.source == "measured"
+    assert measured.gain == pytest.approx(1 / (1 - 0.225) - 1), "of the 30 % that are sent, three quarters fall away"
     hidden = dataclasses.replace(PROFILE, hidden_s=0.03)
     assert levers(run, **QUIET, profile=hidden) == {}, "what is measured replaces the estimate"
 
@@ -114,8 +116,9 @@ def test_zero_3_that_accumulates_sends_on_every_micro_batch(observed):
     run = observed("no accumulation")
     facts = dataclasses.replace(run.facts, accumulation=8, layout={**run.facts.layout, "replicate": 1, "shard": 2})
     sharded = {**run.settings, "parallel": {**run.settings["parallel"], "zero": 3}}
-    found = levers(run, **QUIET, facts=facts, settings=sharded)["communication is not hidden"]
+    found = levers(run, **QUIET, facts=facts, settings=sharded, profile=PROFILE)["communication is not hidden"]
     assert found.change.startswith("parallel.zero=1")
+    assert found.gain == pytest.approx(1 / (1 - 0.2625) - 1), "of the 30 % that are sent, seven eighths fall away"
 
 
 def test_buckets_that_hold_next_to_nothing(observed):
@@ -144,6 +147,28 @@ def test_micro_batches_of_a_few_tokens(observed):
     assert "8 micro-batches of 16 tokens" in lever.seen
     (unknown,) = levers(run, **QUIET, operators=None).values()
     assert (unknown.gain, unknown.source) == (None, "unknown")
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.09, False), (0.11, True)])
+def test_micro_batches_of_a_few_tokens_on_a_gpu_that_computes_longer_than_it_is_called(observed, share, is_named):
+    """8 micro-batches become one, so that seven eighths of the calls fall away: `share` of the step."""
+    run = observed("tiny micro-batches")
+    on_gpu = dataclasses.replace(run.facts, device="NVIDIA H200")
+    step_s = run.operators * 5e-6 * 7 / 8 / share
+    found = levers(run, **{**QUIET, "step_s": step_s}, facts=on_gpu)
+    assert ("tiny micro-batches" in found) == is_named
+    if is_named:
+        assert found["tiny micro-batches"].gain == pytest.approx(1 / (1 - share) - 1)
+        assert found["tiny micro-batches"].change.startswith("run.micro_batch=8: the same result")
+
+
+@pytest.mark.parametrize(("num_hosts", "link_bytes_s"), [(1, 330e9), (2, 25e9)])
+def test_estimates_take_the_slower_link_where_ranks_are_on_several_hosts(observed, num_hosts, link_bytes_s):
+    run = observed("healthy on two ranks")
+    facts = dataclasses.replace(run.facts, device="NVIDIA H200", hosts=num_hosts)
+    rates = rates_of(dataclasses.replace(run, facts=facts))
+    assert (rates.link_bytes_s, rates.flops) == (link_bytes_s, 0.5 * 989.4e12)
+    assert rates_of(run).link_bytes_s == 1e9, "gloo, on CPUs"
 
 
 def test_a_step_that_is_mostly_calls_of_operators(observed):

@@ -81,7 +81,7 @@ def test_docstrings_and_messages_use_the_words_of_the_field():
 
 def docstrings_without_a_verb(text):
     """The lines of Python source on which a docstring begins with "Of ", or with a word for something that was named before."""
-    begin = r'\s*r?"""(?:Of|The same|Those|As|Its|It|Them|They) '
+    begin = r'\s*r?"""(?:Of|The same|Those|As|Its?|Them|They|Theirs?|And)\b'
     return [at for at, line in enumerate(text.splitlines(), 1) if re.match(begin, line)]
 
 
@@ -93,7 +93,7 @@ def test_no_docstring_needs_the_one_above():
 
 
 def test_a_docstring_that_needs_the_one_above_is_seen():
-    text = 'def f():\n    """Of a step."""\n    """Often."""\n\nx = 1\nr"""Of all."""\n"""The same of a run."""\n"""Itself."""'
+    text = 'def f():\n    """Of a step."""\n    """Often."""\n\nx = 1\nr"""Of all."""\n"""The same, of a run."""\n"""Itself."""'
     assert docstrings_without_a_verb(text) == [2, 6, 7]
 
 

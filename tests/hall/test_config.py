@@ -10,7 +10,7 @@ from windlass.config import RunConfig, check_recipe, load_recipe, to_yaml
 from windlass.errors import UserError
 from windlass.model.flops import count_parameters
 from windlass.recipe import shipped_recipes
-from windlass.training.start.drift import drift
+from windlass.training.start.drift import FREE, _flat, drift
 from windlass.units import counted
 
 TREE = {
@@ -316,28 +316,60 @@ def dumped(**sections):
     return check_recipe(tree(**sections)).model_dump(mode="json", by_alias=True)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {
-            "run": {
-                "directory": "elsewhere",
-                "steps": 200,
-                "micro_batch": 2,
-                "start_from": "runs/y",
-                "accept_drift": ["run.seed"],
-            }
-        },
-        {"run": {"steps": None, "tokens": 6400}},
-        {"data": {"directory": "elsewhere"}},
-        {"parallel": {"zero": 2, "shard": 2, "recompute": "full"}},
-        {"checkpoint": {"every_steps": 7}, "evaluate": {"sequences": 3}, "report": {"every_steps": 1}},
-        {"optim": {"max_skips": 7}},
-    ],
-    ids=str,
-)
-def test_what_trains_the_same_may_change(sections):
-    assert drift(dumped(), dumped(**sections)) == []
+MAY_CHANGE = {
+    "launch": {"launch": {"stall_s": 7.0}},
+    "run.directory": {"run": {"directory": "elsewhere"}},
+    "run.steps": {"run": {"steps": 200}},
+    "run.tokens": {"run": {"steps": None, "tokens": 6400}},
+    "run.epochs": {"run": {"steps": None, "epochs": 2.0}},
+    "run.micro_batch": {"run": {"micro_batch": 2}},
+    "run.deterministic": {"run": {"deterministic": True}},
+    "run.flash_attention": {"run": {"flash_attention": 3}},
+    "run.start_from": {"run": {"start_from": "runs/y"}},
+    "run.start_what": {"run": {"start_from": "runs/y", "start_what": "all"}},
+    "run.accept_drift": {"run": {"accept_drift": ["run.seed"]}},
+    "adapter.from": {"adapter": {"from": "adapters/y"}},
+    "data.directory": {"data": {"directory": "elsewhere"}},
+    "data.cache": {"data": {"cache": {"directory": "/other/disk", "limit_mib": 20}}},
+    "data.compression": {"data": {"compression": "zstd"}},
+    "data.workers": {"data": {"workers": 3}},
+    "data.max_bad_shards": {"data": {"max_bad_shards": 2}},
+    "data.timeout_s": {"data": {"timeout_s": 7.0}},
+    "data.order.deadline_s": {"data": {"order": {"first_epoch": "written", "deadline_s": 7.0}}},
+    "parallel": {"parallel": {"zero": 2, "shard": 2, "recompute": "full"}},
+    "optim.max_skips": {"optim": {"max_skips": 7}},
+    "checkpoint": {"checkpoint": {"every_steps": 7}},
+    "evaluate": {"evaluate": {"sequences": 3}},
+    "report": {"report": {"every_steps": 1}},
+    "hub": {"hub": {"cache": "/other/disk"}},
+}
+"""Each key of drift.FREE -> sections in which it has another value than in those of BEFORE."""
+OF_A_BASE = dict.fromkeys(TREE["model"]) | {"from": "base"}
+BEFORE = {
+    "run.flash_attention": {"data": {"isolate": True}, "precision": {"policy": "bf16"}},
+    "adapter.from": {"adapter": {"kind": "lora"}, "model": OF_A_BASE},
+    "hub": {"data": {"tokenizer": {"from": "org/name"}}},
+    "data.cache": {"data": {"directory": "s3://bucket/run", "cache": {"directory": "/disk", "limit_mib": 10}}},
+    "data.order.deadline_s": {"data": {"order": {"first_epoch": "written"}, "validation": "none"}},
+}
+
+
+def merged(*trees):
+    found = {}
+    for one in trees:
+        for section, keys in one.items():
+            found[section] = {**found.get(section, {}), **keys}
+    return found
+
+
+@pytest.mark.parametrize("key", FREE)
+def test_what_trains_the_same_may_change(key):
+    before = BEFORE.get(key, {})
+    then, now = dumped(**before), dumped(**merged(before, MAY_CHANGE[key]))
+    old, new = dict(_flat(then)), dict(_flat(now))
+    changed = [name for name in old | new if old.get(name) != new.get(name)]
+    assert any(name == key or name.startswith(f"{key}.") for name in changed), "the row changes its key"
+    assert drift(then, now) == []
 
 
 @pytest.mark.parametrize(

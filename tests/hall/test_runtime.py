@@ -25,9 +25,10 @@ CPU = torch.device("cpu")
 
 
 def runtime_over(path):
-    """This rank of the pool's world, with a store of its own, as start_runtime makes it under a launcher."""
+    """This rank of the pool's world, with a store of its own, as start_runtime makes it under a launcher; without one where
+    `path` is None, as in a process group of the caller's."""
     world = dist.get_world_size()
-    store = dist.PrefixStore("windlass", dist.FileStore(path, world))
+    store = None if path is None else dist.PrefixStore("windlass", dist.FileStore(path, world))
     return Runtime(dist.get_rank(), world, CPU, store, dist.group.WORLD, dist.group.WORLD)
 
 
@@ -105,7 +106,7 @@ def warnings_of_a_clip():
     getattr(_redistribute, "_warned_flatten_issues", set()).clear()  # it says each thing once
     program = make_program(4, shard=2, tp=2, model={**MODEL, "num_attention_heads": 4, "num_key_value_heads": 2})
     program.run([batch()], torch.tensor(8.0))
-    gradient_norm(program.records(), program.mesh.parts)
+    gradient_norm(program.records(), program.mesh.pp_group)
     logger.removeHandler(heard)
     return [record.getMessage() for record in records]
 
@@ -177,9 +178,15 @@ def first_fails(path, error):
     return "went on"
 
 
+has_store = pytest.mark.parametrize("has_store", [True, False], ids=["store", "group-of-the-caller"])
+
+
+@has_store
 @pytest.mark.parametrize("error", [Unavailable("a", "b", "c"), OfAScript(7)])
-def test_a_mistake_that_the_first_finds_is_the_same_on_all_and_known_to_be_of_another(ranks, tmp_path, error):
-    found = ranks.run(3, first_fails, str(tmp_path / "store"), error)
+def test_a_mistake_that_the_first_finds_is_the_same_on_all_and_known_to_be_of_another(
+    ranks, tmp_path, error, has_store
+):
+    found = ranks.run(3, first_fails, str(tmp_path / "store") if has_store else None, error)
     kind = (type(error), error.code, str(error))
     assert found == [(*kind, elsewhere, "together") for elsewhere in (False, True, True)]
 
@@ -203,8 +210,10 @@ def test_a_mistake_that_cannot_travel_ends_the_others_with_its_code(ranks, tmp_p
     ]
 
 
-def test_where_the_first_fails_by_a_bug_the_others_leave_silently_with_its_code(ranks, tmp_path):
-    assert ranks.run(2, first_fails, str(tmp_path / "store"), ValueError("a bug")) == [
+@has_store
+def test_where_the_first_fails_by_a_bug_the_others_leave_silently_with_its_code(ranks, tmp_path, has_store):
+    path = str(tmp_path / "store") if has_store else None
+    assert ranks.run(2, first_fails, path, ValueError("a bug")) == [
         (ValueError, 1, "a bug", None, "together"),
         (FailedElsewhere, 1, "a bug", None, "together"),
     ]

@@ -460,7 +460,7 @@ def test_the_end_of_a_run_goes_by_its_status_and_by_how_its_ranks_ended(tmp_path
         tmp_path, "finished" if is_of_before else state, 4, {"finished": 0, "stopped": 75, "failed": 1}.get(state, 0)
     )
     since_s = read_status(tmp_path).time + (1 if is_of_before else -1)
-    assert local.settle(tmp_path, since_s, code) == settled
+    assert local.settled_code(tmp_path, since_s, code) == settled
     status = read_status(tmp_path)
     assert (status.state, status.exit_code) == left
 

@@ -100,7 +100,7 @@ def good_bad_good(layout, kernel, bad):
             local = gradient.to_local() if layout[0] > 1 and layout[1] else gradient
             if program.mesh.coordinate["shard"] == 0:
                 local.view(-1)[0] = bad
-        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
         assert all(one.tensor.grad is None or not one.tensor.grad.any() for one in program.records())
         states.append(state_of(program, optimizer))
     good, after_bad, last = states
@@ -156,7 +156,7 @@ def bad_on_one_rank(world, spoiled, parallel):
         if spoil and is_bad:  # one element of a tensor that is cut, or is on one stage alone
             gradient = next(one.tensor.grad for one in program.records() if spoiled in one.name)
             (gradient.to_local() if hasattr(gradient, "to_local") else gradient).view(-1)[0] = float("inf")
-        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
         states.append(parts_of(program, optimizer))
     same = all(map(torch.equal, states[0], states[1]))
     return same, not all(map(torch.equal, states[1], states[2])), is_bad
@@ -179,7 +179,7 @@ def reads_of_a_step(layout, kernel):
         program.run([batch()], torch.tensor(8.0 * layout[0]))
         with Operators() as mode:
             optimizer.set_learning_rate(1e-3)
-            optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+            optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
         reads.append(mode.calls["_local_scalar_dense"])
     return reads
 
@@ -201,7 +201,7 @@ def reads_of_a_whole_step(layout, settings):
     for _ in range(2):
         with Operators() as mode:
             program.run([batch()], torch.tensor(8.0 * layout[0]))
-            norm = gradient_norm(program.records(), program.mesh.parts)
+            norm = gradient_norm(program.records(), program.mesh.pp_group)
             optimizer.step(norm)
             program.adapt(norm)
         reads.append(mode.calls["_local_scalar_dense"])
@@ -293,7 +293,7 @@ def passes_over_gradients(policy):
     optimizer = AdamW(program.records(), OptimConfig(max_norm=1e-3))
     program.run([batch()], torch.tensor(8.0))
     gradients = {one.tensor.grad.data_ptr() for one in program.records()}
-    norm = gradient_norm(program.records(), program.mesh.parts)
+    norm = gradient_norm(program.records(), program.mesh.pp_group)
     with Taking(gradients) as mode:
         optimizer.step(norm)
     return mode.names

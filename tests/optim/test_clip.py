@@ -36,8 +36,8 @@ def held(gradient, counted=True):
     return Held(parameter, counted)
 
 
-def clip(records, max_norm, parts):
-    norm = gradient_norm(records, parts)
+def clip(records, max_norm, pp_group):
+    norm = gradient_norm(records, pp_group)
     divide_gradients([record.tensor for record in records], clip_divisor(norm, max_norm))
     return norm
 
@@ -49,7 +49,7 @@ def clip_beside_torch(layout, max_norm):
     records = program.records()
     plain = [held(full(record.tensor.grad)).tensor for record in records]
     expected = torch.nn.utils.clip_grad_norm_(plain, max_norm)
-    norm = clip(records, max_norm, program.mesh.parts)
+    norm = clip(records, max_norm, program.mesh.pp_group)
     assert norm.dim() == 0 and type(norm) is torch.Tensor
     worst = max((full(r.tensor.grad) - p.grad).abs().max().item() for r, p in zip(records, plain, strict=True))
     return norm.item(), expected.item(), worst
@@ -70,7 +70,7 @@ def narrow_norm(layout):
     program = make_program(*layout, "bf16-pure")
     program.run([batch(program.mesh.batch_rank)], torch.tensor(8.0 * layout[0]))
     exact = torch.stack([full(r.tensor.grad).double().norm() for r in program.records()]).norm().item()
-    norm = gradient_norm(program.records(), program.mesh.parts)
+    norm = gradient_norm(program.records(), program.mesh.pp_group)
     return norm.item(), str(norm.dtype), {str(r.tensor.grad.dtype) for r in program.records()}, exact
 
 
@@ -82,7 +82,7 @@ def test_the_norm_of_bf16_gradients_is_no_bf16_number(ranks, layout):
 
 
 def over_pipeline_stages():
-    """Two ranks with other parameters each; the squares are summed over `parts`."""
+    """Two ranks with other parameters each; the squares are summed over `pp_group`."""
     gradient = torch.full((3,), 1.0 + 2 * dist.get_rank())
     records = [held(gradient.clone()), held(torch.zeros(2))]
     norm = clip(records, 1.0, dist.group.WORLD)

@@ -96,7 +96,7 @@ def steps(program, optimizer, numbers, spoil=None):
         if number == spoil and program.mesh.coordinate["shard"] == 0:
             gradient = next(r.tensor.grad for r in program.records() if "q_proj" in r.name)
             getattr(gradient, "_local_tensor", gradient).view(-1)[0] = float("nan")
-        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
 
 
 def state_of(program, optimizer):
@@ -144,7 +144,7 @@ def losses_in_bf16(layout):
     losses = []
     for number in range(4):
         losses.append(program.run([batch(4 * number + program.mesh.batch_rank)], torch.tensor(8.0 * layout[0])).item())
-        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.pp_group))
     return losses
 
 
@@ -178,7 +178,7 @@ def calls_of_a_step(layout):
     optimizer = make_optimizer(program.records(), MUON)
     for _ in range(2):
         program.run([batch()], torch.tensor(8.0 * layout[0]))
-        norm = gradient_norm(program.records(), program.mesh.parts)
+        norm = gradient_norm(program.records(), program.mesh.pp_group)
         with Operators() as mode:
             optimizer.set_learning_rate(1e-3)
             optimizer.step(norm)
@@ -204,7 +204,7 @@ def calls_beside_tensor_ranks(world, **parallel):
     optimizer = make_optimizer(program.records(), MUON)
     ids = batch()["input_ids"].repeat(1, 2)[:, :8]
     program.run([{"input_ids": ids, "targets": ids}], torch.tensor(8.0 * world))
-    norm = gradient_norm(program.records(), program.mesh.parts)
+    norm = gradient_norm(program.records(), program.mesh.pp_group)
     with Operators() as mode:
         optimizer.step(norm)
     return mode.collectives()["alltoall_base"]

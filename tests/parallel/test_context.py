@@ -122,7 +122,9 @@ def kept_bytes(context, kind, recompute):
 
     layout = AttentionLayout()
     if row is not None:
-        layout = AttentionLayout(context=row, parts=row.parts(None, ROWS, TOKENS, torch.device("cpu")))
+        layout = AttentionLayout(
+            context=row, slice_documents=row.slice_documents(None, ROWS, TOKENS, torch.device("cpu"))
+        )
     stream = torch.randn(ROWS, TOKENS // context, HEADED["hidden_size"], dtype=torch.float64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = block(stream, None, layout)

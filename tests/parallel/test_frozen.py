@@ -100,7 +100,7 @@ def frozen_step(layout, patterns, parallel):
     for _ in range(3):
         losses.append(program.run([batch(0), batch(1)], torch.tensor(16.0 * layout[0])).item())
         with_gradient = {record.name for record in records if record.tensor.grad is not None}
-        optimizer.step(gradient_norm(records, program.mesh.parts))
+        optimizer.step(gradient_norm(records, program.mesh.pp_group))
     frozen = {record.name for record in records if not record.tensor.requires_grad}
     same = {record.name for record in records if torch.equal(before[record.name], full(record.tensor))}
     states = {name.rpartition(".")[0] for name in optimizer.state_tensors()}

@@ -37,7 +37,7 @@ def describe(layout):
         "batch": dist.get_process_group_ranks(mesh.batch_group),
         "counted": int(counted.item()),
         "context": [dist.get_rank()] if mesh.context is None else mesh.context.mesh.tolist(),
-        "parts": dist.get_process_group_ranks(mesh.parts),
+        "pp_group": dist.get_process_group_ranks(mesh.pp_group),
         "fsdp": sorted(mesh.fsdp.mesh.flatten().tolist()),
         "fsdp_dims": mesh.fsdp.ndim,
         "replicate": dist.get_process_group_ranks(mesh.dense["replicate"].get_group()),
@@ -64,7 +64,7 @@ def test_the_grid_is_the_factorisation_of_the_world_with_tp_innermost(ranks, nam
         assert seen["batch"] == together(rank, "replicate", "shard"), "context ranks read the same rows"
         assert seen["counted"] == sum(2**other for other in seen["batch"])
         assert seen["context"] == together(rank, "context")
-        assert seen["parts"] == together(rank, "pp")
+        assert seen["pp_group"] == together(rank, "pp")
         assert seen["fsdp"] == together(rank, *(("replicate",) if layout.replicate > 1 else ()), "shard", "context")
         assert seen["fsdp_dims"] == (2 if layout.replicate > 1 else 1)
         assert seen["replicate"] == together(rank, "replicate")

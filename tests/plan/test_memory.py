@@ -1,4 +1,4 @@
-"""The count of a rank's bytes: standing bytes equal those of real tensors, activations those of a block on fake tensors."""
+"""The count of a rank's bytes: lasting bytes equal those of real tensors, activations those of a block on fake tensors."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def counted(world, model=MODEL, precision=None, parallel=None, optim="adamw", fr
     found = None if adapter is None else adapter_of(AdapterConfig(kind="lora", **adapter), architecture)
     return RankMemory(
         architecture, config, PrecisionConfig(**(precision or {})), config.layout(world), optim, frozen, found
-    ).standing()
+    ).lasting_bytes()
 
 
 def real(world, model=MODEL, precision=None, parallel=None, optim="adamw", frozen=(), adapter=None):
@@ -88,15 +88,15 @@ class Recipe:
         self.report = type("Report", (), {"every_steps": 1})
 
 
-def kinds(standing):
-    return standing.weights, standing.copies, standing.gradients, standing.states
+def kinds(lasting):
+    return lasting.weights, lasting.copies, lasting.gradients, lasting.states
 
 
 def real_all(world, cases):
     return {name: real(world, **case) for name, case in cases.items()}
 
 
-def test_standing_bytes_are_those_of_the_tensors_of_one_process(ranks):
+def test_lasting_bytes_are_those_of_the_tensors_of_one_process(ranks):
     (found,) = ranks.run(1, real_all, 1, CASES)
     assert {name: kinds(counted(1, **case)) for name, case in CASES.items()} == found
 
@@ -135,7 +135,7 @@ def compared(architecture, policy, rows, length):
     kept = count_kept(Workload(architecture, config, precision_of(precision), "cpu", (rows, length)))
     errors = {}
     for kind in ("none", "selective", "full"):
-        own = rows * length * sum(memory.block(kind, index) for index in range(architecture.num_layers))
+        own = rows * length * sum(memory.block_bytes(kind, index) for index in range(architecture.num_layers))
         errors[kind] = own / sum(getattr(block, kind) for block in kept) - 1
     return errors
 
@@ -157,7 +157,7 @@ def test_llama_8b_in_published_kilobytes_per_token_and_layer(compiled, none, sel
         MeshLayout(1, 1, 1, 1, 1, 1),
         is_compiled=compiled,
     )
-    assert abs(memory.block("none", 0) - none) < 500 and abs(memory.block("selective", 0) - selective) < 600
+    assert abs(memory.block_bytes("none", 0) - none) < 500 and abs(memory.block_bytes("selective", 0) - selective) < 600
 
 
 @pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16", "fp16", "bf16-pure"])
@@ -180,7 +180,7 @@ def test_a_longer_or_larger_micro_batch_costs_in_proportion_and_full_less_than_s
     architecture = ModelConfig.model_validate({"preset": "smollm3-3b"}).architecture()
     config, precision = ParallelConfig(), PrecisionConfig(policy="bf16")
     memory = RankMemory(architecture, config, precision, config.layout(1))
-    one, two = memory.passing(1, 4096, "none"), memory.passing(2, 4096, "none")
-    assert two.blocks == 2 * one.blocks == memory.passing(1, 8192, "none").blocks
-    totals = [memory.passing(2, 4096, kind).total for kind in ("none", "selective", "full")]
+    one, two = memory.step_bytes(1, 4096, "none"), memory.step_bytes(2, 4096, "none")
+    assert two.blocks == 2 * one.blocks == memory.step_bytes(1, 8192, "none").blocks
+    totals = [memory.step_bytes(2, 4096, kind).total for kind in ("none", "selective", "full")]
     assert totals == sorted(totals, reverse=True) and len(set(totals)) == 3

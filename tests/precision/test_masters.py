@@ -39,7 +39,7 @@ def trained(through_fsdp=False, steps=3, storage=PLAIN, kind="adamw", world=1, *
     for step in range(steps):
         optimizer.set_learning_rate(1e-2)
         losses.append(program.run([batch(2 * step), batch(2 * step + 1)], torch.tensor(16.0)).item())
-        norms.append(gradient_norm(program.records(), program.mesh.parts).item())
+        norms.append(gradient_norm(program.records(), program.mesh.pp_group).item())
         optimizer.step(torch.tensor(norms[-1]))
     weights = {}
     for record in program.records():

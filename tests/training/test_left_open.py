@@ -84,6 +84,15 @@ def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):
         choose_policy(config, [T4])
 
 
+def test_settings_that_do_not_go_with_the_choice_are_refused_before_data_is_prepared(base):
+    """`parameters: bf16` is for bf16, and a CPU computes in fp32."""
+    config = tiny.recipe(base, "unchosen", precision={"policy": "auto", "parameters": "bf16"})
+    config = config.changed(data=config.data.changed(directory=str(base / "unprepared")))
+    with pytest.raises(UserError, match=r"precision\.parameters=bf16 with precision\.policy=fp32"):
+        train(config)
+    assert not (base / "unprepared").exists() and not config.run.directory.exists()
+
+
 def test_a_layout_is_refused_for_a_policy_once_the_devices_have_chosen_it(base):
     config = tiny.recipe(base, model={"num_hidden_layers": 4}, parallel={"pp": 2, "schedule": "zbv", "zero": 1})
     assert choose_policy(config, [CPU])[0].precision.policy == "fp32"

@@ -45,7 +45,7 @@ class Rates:
 # on one host and two threads of AVX2.
 CPU: Final = Rates(flops=50e9, link_bytes_s=1e9, call_s=1e-4, operator_s=5e-6, full_tokens=64)
 NVLINK_BYTES_S, NETWORK_BYTES_S, GPU_CALL_S, GPU_OPERATOR_S, GPU_TOKENS = 330e9, 25e9, 25e-6, 5e-6, 2048
-UNKNOWN_PEAK: Final = 100e12
+UNKNOWN_PEAK: Final = 100e12  # of a GPU that hardware.py does not know: between T4 and A100
 
 # Shares of a step from which a lever is named. Chosen: two runs on one machine differ by 3 to 10 % (docs/performance.md), so that
 # less cannot be seen; the remedy for logging costs nothing.
@@ -55,6 +55,9 @@ LEAST_WAIT, LEAST_LOG, LEAST_FILLED, LEAST_SENT, LEAST_LAUNCH = 0.05, 0.005, 0.9
 LEAST_CALLED: Final = 0.75
 USUAL_EVERY: Final[int] = ReportConfig.model_fields["every_steps"].default
 USUAL_BUCKET_MIB: Final[float] = ParallelConfig.model_fields["bucket_mib"].default
+MOST_SHARE: Final = 0.95  # of a step that a lever may take away: a gain of twenty times, more than anybody believes
+MOST_ESTIMATED: Final = 0.5  # the same of an estimate, which then says twice at most
+PLENTY: Final = 0.5  # of a device's memory: less is in use, so that recomputing less is worth a try
 MANY: Final = 4  # times as many micro-batches, rows or calls: a proposal, not the best
 SMALL_MESSAGE: Final = MIB  # its bytes take 3 us on NVLink, an eighth of the call
 
@@ -76,7 +79,7 @@ def rates_of(run: Observed) -> Rates:
 
 def without(share: float) -> float:
     """The gain where `share` of a step falls away."""
-    return 1 / (1 - min(share, 0.95)) - 1
+    return 1 / (1 - min(share, MOST_SHARE)) - 1
 
 
 def starved(run: Observed) -> Lever | None:
@@ -209,7 +212,7 @@ def tiny_micro_batch(run: Observed) -> Lever | None:
         f"a step is {num_micro_batches} micro-batches of {tokens} tokens{counted}: too few rows for the matrix products",
         f"run.micro_batch={run.setting('run', 'micro_batch') * factor}: the same result in fewer, larger products"
         + _room(run),
-        None if launch_share is None else without(min(launch_share, 0.5)),
+        None if launch_share is None else without(min(launch_share, MOST_ESTIMATED)),
         "unknown" if launch_share is None else "estimated",
     )
 
@@ -235,14 +238,14 @@ def tiny_step(run: Observed) -> Lever | None:
         f"{run.operators:,} operators in a step of {again} x {run.tokens_per_micro_batch} tokens take {1e6 * operator_s:.2g} us "
         f"each, of which calling one is about {1e6 * rates.operator_s:.0f}: more rows would cost little",
         change,
-        without(min(share * (1 - 1 / factor), 0.5)),
+        without(min(share * (1 - 1 / factor), MOST_ESTIMATED)),
         "estimated",
     )
 
 
 def recomputing(run: Observed) -> Lever | None:
     device, facts = find_device(run.facts.device), run.facts
-    has_room = device is None or run.memory_bytes < 0.5 * device.memory_bytes
+    has_room = device is None or run.memory_bytes < PLENTY * device.memory_bytes
     if not facts.recomputed_flops or not run.on_gpu or not has_room:
         return None
     return Lever(

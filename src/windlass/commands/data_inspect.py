@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from windlass.commands.data_lint import choose_set, lint_whole, open_data
-from windlass.data.lint.overview import overview
+from windlass.data.lint.overview import MOST_SAMPLES, overview
 from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey_set
 from windlass.data.prepare.manifest import Prepared
 from windlass.data.sources.bad_rows import bad_rows_in_words
@@ -23,7 +23,6 @@ from windlass.report.page.write import write_page
 from windlass.safe_text import escaped, shown
 from windlass.units import format_bytes, format_count
 
-MOST_SAMPLES: Final = 4000
 BAR_WIDTH: Final = 40
 MOST_CHARS: Final = 60  # of a document that is left out
 TITLES: Final = ("chosen", "rejected")  # the rows of a pair

@@ -107,9 +107,9 @@ def runs(directory: Path) -> list[Row]:
     """The runs below `directory`, the last written first. Raises UserError where it is none."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no directory", "runs are looked for below a directory", "correct the path")
-    closed: list[OSError] = []
-    found = [_row(run, directory) for run in _runs_below(directory, closed.append)]
-    found += [_closed(error, directory) for error in closed]
+    unreadable: list[OSError] = []
+    found = [_row(run, directory) for run in _runs_below(directory, unreadable.append)]
+    found += [_unreadable(error, directory) for error in unreadable]
     return sorted(found, key=lambda row: row.age_s)
 
 
@@ -167,7 +167,7 @@ def _row(run: Path, directory: Path) -> Row:
     return Row(_name(run, directory), found.state, found.step, loss, validation_loss, speed, found.age_s, found.problem)
 
 
-def _closed(error: OSError, directory: Path) -> Row:
+def _unreadable(error: OSError, directory: Path) -> Row:
     folder = Path(error.filename)
     problem = f"{folder} cannot be read: {error.strerror}"
     return Row(_name(folder, directory), "damaged", 0, None, None, None, _age_s(folder), problem)

@@ -136,20 +136,20 @@ def launch_ranks(arguments: list[str], num_ranks: int, run_directory: Path, rest
             run = partial(run_ranks, command, num_ranks, received, patience_s())
             failure = start_ranks(run, run_directory, restarts.deadlines() if restarts else None)
             code = 0 if failure is None else failure.code
-            code = settle(run_directory, start_s, code) if restarts else code
+            code = settled_code(run_directory, start_s, code) if restarts else code
             if failure is None or not restarts or code in (0, EXIT_STOPPED):
                 if failure is not None and failure.incident.cause == "lingers":
-                    note(run_directory, failure.incident, None)
+                    log_incident(run_directory, failure.incident, None)
                 return code
             reason = restarts.why_not(failure)
-            note(run_directory, failure.incident, restarts.count if reason is None else None)
+            log_incident(run_directory, failure.incident, restarts.count if reason is None else None)
             if reason is not None:
                 if reason:
                     say(f"windlass: {reason}", sys.stderr)
                 return code
             restarts.again(run_directory)
     except Signalled as signalled:
-        return stopped(run_directory, start_s, signalled.number) if restarts else EXIT_SIGNAL + signalled.number
+        return code_of_signal(run_directory, start_s, signalled.number) if restarts else EXIT_SIGNAL + signalled.number
     finally:
         if restarts:
             restarts.close()
@@ -157,23 +157,23 @@ def launch_ranks(arguments: list[str], num_ranks: int, run_directory: Path, rest
         del os.environ[AGENT]
 
 
-def note(run_directory: Path, incident: Incident, restart: int | None) -> None:
+def log_incident(run_directory: Path, incident: Incident, restart: int | None) -> None:
     """Into the events of a run that had begun: its rank 0, which writes them, is gone. `restart`: the number of the one that
     follows."""
     if (file := run_directory / "events.jsonl").is_file():
         EventLog(file).write("incident", incident.step or 0, {**incident.fields(), "restart": restart})
 
 
-def stopped(run_directory: Path, since_s: float, number: int) -> int:
+def code_of_signal(run_directory: Path, since_s: float, number: int) -> int:
     """The exit code of a run whose ranks are gone after signal `number` to their launcher. Raises KeyboardInterrupt where they
     had not begun: `interruptible` makes a code of that, by the run's checkpoints."""
     status = read_status(run_directory)
     if status is None or status.time < since_s:
         raise KeyboardInterrupt
-    return settle(run_directory, since_s, EXIT_SIGNAL + number)
+    return settled_code(run_directory, since_s, EXIT_SIGNAL + number)
 
 
-def settle(run_directory: Path, since_s: float, code: int) -> int:
+def settled_code(run_directory: Path, since_s: float, code: int) -> int:
     """The exit code of a run whose ranks are gone with `code`, by the status that they left since `since_s`; a status that
     still says "running" is corrected."""
     status: Status | None = read_status(run_directory)

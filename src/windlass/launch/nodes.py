@@ -26,7 +26,7 @@ from windlass.contract import AGENT, HOSTS
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.agent import start_ranks
 from windlass.launch.elastic import run_elastic
-from windlass.launch.local import note, settle, stopped
+from windlass.launch.local import code_of_signal, log_incident, settled_code
 from windlass.launch.rendezvous import MeetingPlace, too_few
 from windlass.launch.restarts import Failure, Restarts
 from windlass.safe_text import say
@@ -92,7 +92,7 @@ def launch_nodes(
                 if code is not None:
                     return code
         except SignalException as received:
-            return stopped(run_directory, start_s, received.sigval)
+            return code_of_signal(run_directory, start_s, received.sigval)
         finally:
             restarts.close()
             meeting.leave()
@@ -112,9 +112,9 @@ def _start(
         return None
     except RendezvousTimeoutError:
         raise too_few(nodes.least, meeting.join_s) from None
-    code = settle(run_directory, since_s, failure.code if failure else 0)
+    code = settled_code(run_directory, since_s, failure.code if failure else 0)
     if failure is not None and failure.incident.cause == "lingers":  # the run itself has ended
-        note(run_directory, failure.incident, None)
+        log_incident(run_directory, failure.incident, None)
         return meeting.end(code)
     if failure is None:
         return meeting.end(code)
@@ -129,7 +129,7 @@ def _judge(meeting: MeetingPlace, failure: Failure, run_directory: Path, restart
     down."""
     reason = restarts.why_not(failure)
     if meeting.is_first("incident"):
-        note(run_directory, failure.incident, restarts.count if reason is None else None)
+        log_incident(run_directory, failure.incident, restarts.count if reason is None else None)
     if reason is not None:
         if reason:
             say(f"windlass: {reason}", sys.stderr)

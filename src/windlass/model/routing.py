@@ -51,7 +51,7 @@ class Routing:
         self._indices = [arch.sparse_layers.index(layer) for layer in layers]
         self.scale: Tensor | None = None
         """The program multiplies a summed loss by this before backward, 0-dim; None: 1."""
-        self.parts = 1
+        self.num_sharing = 1
         """Ranks that compute the same routing."""
         self.sum_counts: Callable[[Tensor], Tensor] | None = None
         """Adds up over the ranks that share each sequence; None: no ranks do."""
@@ -86,7 +86,7 @@ class Routing:
         )
         self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
         scale = loss.new_ones(()) if self.scale is None else self.scale.to(loss.dtype)
-        factor = self._arch.router_loss_scale / self.parts
+        factor = self._arch.router_loss_scale / self.num_sharing
         joined: Tensor = _Attach.apply(hidden_BTD, loss, scale * factor)
         return joined
 

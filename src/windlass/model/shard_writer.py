@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from windlass.hub.client import INDEX, SINGLE
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.names import VOCABULARY, Stored, stored_bytes, stored_shapes, stored_tensor
-from windlass.model.weight_files import INDEX, SINGLE
 
 DTYPE_NAMES: Final = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 

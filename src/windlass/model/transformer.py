@@ -212,10 +212,10 @@ class Decoder(nn.Module):
         end = offset + num_positions
         found = None if documents is None else find_documents(documents, end, offset)
         positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT + offset
-        parts: tuple[Documents, ...] = ()
+        slices: tuple[Documents, ...] = ()
         if context is not None:
             positions = context.zigzag.take(positions)
-            parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
+            slices = context.slice_documents(documents, input_ids.shape[0], num_positions, input_ids.device)
         hidden_BTD = self._embed(input_ids, positions, end if cache is None else None) if self.first else input_ids
         dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: no extra call
         row_T, stream_T, heads_H = (None,) * 3 if dropped is None else self._shares(num_positions, input_ids.device)
@@ -227,7 +227,7 @@ class Decoder(nn.Module):
             is_windowed = int(index) in self.arch.window_layers
             turned = None if int(index) in self.arch.unrotated_layers else ropes[is_windowed]
             window, cap = self.arch.window if is_windowed else None, self.arch.score_cap
-            layout = AttentionLayout(offset, window, found, heads_H, row_T, stream_T, context, parts, self.chunks, cap)
+            layout = AttentionLayout(offset, window, found, heads_H, row_T, stream_T, context, slices, self.chunks, cap)
             kept = None if cache is None else cache[index]
             out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
             hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)

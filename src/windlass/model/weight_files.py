@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.hub.client import indexed_files
+from windlass.hub.client import INDEX, PICKLED, SINGLE, indexed_files
 
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
-PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 POINTER: Final = b"version https://git-lfs.github.com/spec"
 NAMED: Final = 5  # tensors that an error message lists
 ROWS_AT_ONCE: Final = 4096

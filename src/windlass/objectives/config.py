@@ -10,6 +10,7 @@ from windlass.settings import Settings, Violation
 
 BETA: Final = 0.1
 TARGET_MARGIN: Final = 0.5
+"""TRL's beta and simpo_gamma, where a recipe gives none."""
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge", "simpo", "orpo"]
 WITHOUT_REFERENCE: Final = ("simpo", "orpo")
 

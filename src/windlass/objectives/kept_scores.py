@@ -25,7 +25,7 @@ from windlass.objectives.preference import REFERENCE
 from windlass.parallel.program import Program
 
 SCORES: Final = "reference/scores.safetensors"
-"""Their name in a checkpoint."""
+"""The file in a checkpoint."""
 Rounds = Iterable[tuple[int, int, Batch]]
 """(the first sample, how many, their batch): this rank's part of a set; as many on every rank."""
 PARTS: Final = 10  # of a set, each with a line of progress

@@ -34,10 +34,10 @@ class ClippedParameter(Protocol):
     def counted(self) -> bool: ...
 
 
-def gradient_norm(records: Sequence[ClippedParameter], parts: dist.ProcessGroup) -> torch.Tensor:
+def gradient_norm(records: Sequence[ClippedParameter], pp_group: dist.ProcessGroup) -> torch.Tensor:
     """-> the global norm of the gradients, 0-dim, equal on every rank. Reads nothing on the host, and changes nothing.
 
-    `parts`: the ranks that hold other parameters (pipeline stages); squares are summed over it, unless it is one rank.
+    `pp_group`: the ranks that hold other parameters (pipeline stages); squares are summed over it, unless it is one rank.
     """
     counted = [gradient for record in records if record.counted and (gradient := record.tensor.grad) is not None]
     norms = [_norm(group) for group in _by_mesh(counted) if group]
@@ -45,9 +45,9 @@ def gradient_norm(records: Sequence[ClippedParameter], parts: dist.ProcessGroup)
         stored = records[0].tensor
         norms = [torch.zeros((), dtype=torch.promote_types(stored.dtype, torch.float32), device=stored.device)]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    if parts.size() > 1:
+    if pp_group.size() > 1:
         square = norm.square()
-        dist.all_reduce(square, group=parts)
+        dist.all_reduce(square, group=pp_group)
         norm = square.sqrt()
     return norm
 

@@ -10,6 +10,7 @@ from windlass.settings import Count, Settings, Violation
 
 WARMUP_PART: Final = 50
 MAX_WARMUP_STEPS: Final = 2000
+"""`warmup_steps: auto` is a fiftieth of the run (chosen), and no more than Llama 2 took (arXiv 2307.09288)."""
 
 
 class GroupConfig(Settings):

@@ -42,10 +42,10 @@ from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import Adapter, frozen_base
 from windlass.model.transformer import Decoder
 from windlass.parallel.build import store
-from windlass.parallel.config import ParallelConfig
+from windlass.parallel.config import RECOMPUTES, ParallelConfig
 from windlass.parallel.context import apply_context
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.recompute import KINDS, apply_recompute
+from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.records import local_tensor
 from windlass.parallel.rules.budget import check_least
 from windlass.parallel.stages import blocks_in_flight
@@ -79,7 +79,7 @@ class RecomputePlan:
 
     def __str__(self) -> str:
         counts = Counter(self.kinds)
-        words = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+        words = ", ".join(f"{counts[kind]} {kind}" for kind in RECOMPUTES if counts[kind])
         if self.kept_bytes is None:
             return f"recompute {words.partition(' ')[2]}"
         kept = format_bytes(self.kept_bytes)
@@ -176,7 +176,7 @@ def count_kept(work: Workload, mesh: Mesh | None = None) -> list[Kept]:
         kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
         if kind not in counted:
             part = _Part(work, index, trained, trains_below, mesh)
-            counted[kind] = Kept(*(part.kept_bytes(how) for how in KINDS))
+            counted[kind] = Kept(*(part.kept_bytes(how) for how in RECOMPUTES))
         blocks.append(counted[kind])
         trains_below = trains_below or bool(trained)
     return blocks

@@ -1,4 +1,4 @@
-"""Applies the techniques in the one order in which they work. Each line below gives the reason for its position."""
+"""Applies the techniques in the one order in which they work. Lines whose position matters give the reason for it."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -7,7 +7,7 @@ parallel/rules holds what the settings allow of each other, of a model and of a 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ from windlass.errors import UserError
 from windlass.settings import Settings
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: Final[tuple[Recompute, ...]] = get_args(Recompute)
+"""The least first."""
 Stage = Literal[0, 1, 2, 3]
 """How much ZeRO cuts."""
 LEFT_OUT: Final[Stage] = 3
@@ -80,7 +83,7 @@ class ParallelConfig(Settings):
     prefetch: int = Field(0, ge=0)
     """Units gathered ahead of the unit that computes, in forward and backward, with zero 1 to 3. Each holds its gathered
     parameters until then. 0: torch's own order (one ahead in backward; in forward when the host reaches it)."""
-    recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    recompute: Literal["auto", Recompute] = "auto"
     """Activations computed again in backward. full: every block keeps only its input. selective: blocks keep the outputs of
     matrix products and attention, and recompute the cheap rest. none: blocks keep all. auto: on a GPU the least recomputation
     with which enough tokens fit, as `run.micro_batch: auto`; on a CPU none."""
@@ -132,7 +135,7 @@ class ParallelConfig(Settings):
         return self.changed(zero=stage)
 
     @property
-    def recomputes(self) -> Literal["none", "selective", "full"]:
+    def recomputes(self) -> Recompute:
         """`recompute`; where it is not chosen yet, none."""
         return "none" if self.recompute == "auto" else self.recompute
 

@@ -104,7 +104,7 @@ def apply_expert(model: Decoder, mesh: Mesh) -> None:
     if not model.routing.num_layers_here:
         return
     tensor_mesh = mesh.dense["tp"]
-    model.routing.parts = tensor_mesh.size()
+    model.routing.num_sharing = tensor_mesh.size()
     if mesh.context is not None:
         model.routing.sum_counts = _sum_over(mesh.context.get_group())
     for block in model.blocks:

@@ -39,7 +39,7 @@ class Mesh:
     """Ranks that share each row; None where every rank has whole rows."""
     expert: DeviceMesh | None
     """(pp, replicate, expert_fsdp, expert, tp), where experts live that are dealt out; None where they are not."""
-    parts: dist.ProcessGroup
+    pp_group: dist.ProcessGroup
     """Ranks that hold other parameters of the same model: the pipeline's. Needed in every step, hence not sliced from
     `dense` each time (measured by benchmarks/overhead.py: 600 calls and 3 scalar reads)."""
 
@@ -126,9 +126,9 @@ def _make_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, back
         batch_group = _group(ranks, backend, "replicate", "shard")
         name = None if backend is None else (backend,)  # a name of its own, since a group's ranks have one order
         context = DeviceMesh.from_group(_group(ranks, backend, "context"), device_type, mesh_dim_names=name)
-    parts = dense["pp"].get_group()
+    pp_group = dense["pp"].get_group()
     expert = _expert_mesh(layout, device_type, order_W, backend)
-    return Mesh(layout, dense, dict(zip(AXES, coordinates)), loss_group, batch_group, context, expert, parts)
+    return Mesh(layout, dense, dict(zip(AXES, coordinates)), loss_group, batch_group, context, expert, pp_group)
 
 
 def _root(device_type: str, order_W: torch.Tensor, backend: str | None, **sizes: int) -> DeviceMesh:

@@ -118,8 +118,8 @@ def source_losses(parts: Sequence[Decoder], mesh: Mesh) -> dict[str, torch.Tenso
     if not found:
         return {}
     sums_S2 = mesh.sum_over_loss(torch.stack(found).sum(0))
-    if mesh.parts.size() > 1:  # the last stage has them
-        dist.all_reduce(sums_S2, group=mesh.parts)
+    if mesh.pp_group.size() > 1:  # the last stage has them
+        dist.all_reduce(sums_S2, group=mesh.pp_group)
     return {"source_losses": sums_S2}
 
 

@@ -28,8 +28,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from windlass.model.moe import MoE
 from windlass.model.transformer import Block
 
-KINDS: Final = ("none", "selective", "full")
-
 KEPT: Final = frozenset(
     {
         "aten.mm.default",

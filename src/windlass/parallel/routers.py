@@ -45,7 +45,7 @@ class Routers:
         loads_LE = torch.stack([part.routing.loads(device) for part in self._parts]).sum(0)
         loss = torch.stack([part.routing.loss(device) for part in self._parts]).sum()
         figures = torch.cat((loads_LE.double().flatten(), loss[None]))
-        for group in (self._mesh.loss_group, self._mesh.parts):
+        for group in (self._mesh.loss_group, self._mesh.pp_group):
             if group.size() > 1:
                 dist.all_reduce(figures, group=group)
         loads_LE = figures[:-1].view(loads_LE.shape)

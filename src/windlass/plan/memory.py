@@ -1,6 +1,6 @@
 """Bytes that one rank's device holds at the peak of a step, counted from shapes alone. No torch.
 
-Standing, from the first update on, per parameter of this rank (n of them, w bytes as stored, c as computed):
+Between two steps, from the first update on, per parameter of this rank (n of them, w bytes as stored, c as computed):
 
     weights      w n
     copies       c n beside masters (16 bits on one rank, precision/masters.py): what products read
@@ -22,7 +22,7 @@ A compiled block keeps 3f of the 4f, and 2h of the 3h (counted: Inductor's parti
 compiled. A token that goes to K experts has K rows of h in and out (selective: out). RMSNorm is one kernel on a GPU; a CPU
 computes it in pieces and keeps one more element, in fp32 too where it computes in 16 bits. The backward of one block adds its own
 gradients, and what it recomputed. The head keeps a gradient per hidden state and one of its weight; one chunk of logits exists at
-a time. The peak is standing + what all blocks keep + the larger of head and one block.
+a time. The peak is that + what all blocks keep + the larger of head and one block.
 
 tests/plan/test_memory.py reads weights, copies, gradients and states off real tensors: equal to the byte. What blocks keep is
 compared there with parallel/activations.py, which runs a block on fake tensors: within 1 %, 15 % where layers have a sliding
@@ -115,7 +115,7 @@ class RankMemory:
     def _computed(self) -> int:
         return SIZES[self.precision.computed]
 
-    def standing(self) -> LastingBytes:
+    def lasting_bytes(self) -> LastingBytes:
         """What parameters cost."""
         stored, computed = SIZES[self.precision.stored], self._computed
         base = frozen_base(self.architecture, self.adapter)
@@ -165,16 +165,16 @@ class RankMemory:
         unit = max(blocks * share, edge)
         return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
 
-    def passing(self, micro_batch: int, length: int, recompute: str) -> StepBytes:
+    def step_bytes(self, micro_batch: int, length: int, recompute: str) -> StepBytes:
         """What a micro-batch of [micro_batch, length] tokens costs."""
         tokens, hidden = micro_batch * length, self.architecture.hidden_size
-        kept = sum(self.block(recompute, index) for index in range(self.architecture.num_layers))
-        again = 0 if recompute == "none" else self.block("none", 0)
+        kept = sum(self.block_bytes(recompute, index) for index in range(self.architecture.num_layers))
+        again = 0 if recompute == "none" else self.block_bytes("none", 0)
         own = (3 * self._inner(0) + 2 * hidden) * self._computed
         edges = 3 * hidden * self._computed  # final norm, its input, and the hidden states' gradient
         return StepBytes(tokens * (kept + edges), self._head(tokens), tokens * (again + own))
 
-    def block(self, recompute: str, index: int) -> int:
+    def block_bytes(self, recompute: str, index: int) -> int:
         """Bytes per token that block `index` keeps."""
         arch, size = self.architecture, self._computed
         query, key, inner = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim, self._inner(index)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from windlass.parallel.config import RECOMPUTES
 from windlass.plan.memory import RankMemory
 
 ENOUGH_TOKENS: Final = 16_384
@@ -25,7 +26,6 @@ ENOUGH_TOKENS: Final = 16_384
 FLOPs per token, by an H200's data sheet (4.8 TB/s, 989 TFLOP/s)."""
 SLACK: Final = 0.1
 """By how much a count may be over the limit and is still tried."""
-KINDS: Final = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def micro_batches(sequences: int, least: int, length: int, tokens: int = ENOUGH_
 
 def best_first(sizes: Iterable[StepSize]) -> list[StepSize]:
     """The best first."""
-    return sorted(sizes, key=lambda size: (size.recompute == "full", -size.micro_batch, KINDS.index(size.recompute)))
+    return sorted(
+        sizes, key=lambda size: (size.recompute == "full", -size.micro_batch, RECOMPUTES.index(size.recompute))
+    )
 
 
 def worth_trying(sizes: Sequence[StepSize], memory: RankMemory, length: int, limit_bytes: int) -> list[StepSize]:
@@ -66,4 +68,4 @@ def worth_trying(sizes: Sequence[StepSize], memory: RankMemory, length: int, lim
 
 
 def total_bytes(memory: RankMemory, size: StepSize, length: int) -> int:
-    return memory.standing().total + memory.passing(size.micro_batch, length, size.recompute).total
+    return memory.lasting_bytes().total + memory.step_bytes(size.micro_batch, length, size.recompute).total

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
@@ -46,12 +46,32 @@ def wait_for(store: dist.Store, keys: Sequence[str]) -> None:
     """Until the work of all `keys` has ended. Raises what the first of it that failed has raised, or FailedElsewhere."""
     store.wait(list(keys), LONGEST_WORK)
     for key in keys:
-        if (found := store.get(key)) != _DONE:
-            error = pickle.loads(found)  # of a rank of this job
-            if isinstance(error, WindlassError):
-                error.elsewhere = True
-                raise error
-            raise FailedElsewhere(*error)
+        _raise_failure(store.get(key))
+
+
+def do_without_store(
+    is_mine: bool, work: Callable[[], Result], gathered: Callable[[object], list[Any]]
+) -> Result | None:
+    """`work()` where `is_mine`; all learn how it ended. For ranks without a store: the others wait in `gathered`, a collective
+    that gives every rank's value, and no longer than it does."""
+    own = dist.HashStore()
+    try:
+        result = do_for_all(own, "work", work) if is_mine else None
+    finally:
+        ended = gathered(own.get("work") if is_mine else _DONE)
+    for found in ended:
+        _raise_failure(found)
+    return result
+
+
+def _raise_failure(ended: bytes) -> None:
+    if ended == _DONE:
+        return
+    error = pickle.loads(ended)  # of a rank of this job
+    if isinstance(error, WindlassError):
+        error.elsewhere = True
+        raise error
+    raise FailedElsewhere(*error)
 
 
 def _failure(error: BaseException) -> bytes:

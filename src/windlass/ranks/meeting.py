@@ -30,7 +30,7 @@ WAIT_S: Final = 600.0
 LOOK_S: Final = 5.0
 """How long one try to reach the address may take."""
 ANSWER_S: Final = 30.0
-"""And what answers there, to prove that it is a store."""
+"""How long what answers there may take to prove that it is a store."""
 LINGER_S: Final = 6.0
 """How long rank 0 stays after it has said who is missing: three looks of the others."""
 HOSTS_SHOWN: Final = 8

@@ -36,6 +36,7 @@ CHUNK: Final = 4 << 20  # bytes read at a time
 KEPT_LINES: Final = 10_000
 """Lines that wait for a disk, about 6 MB; the oldest go first."""
 RESTARTS: Final = ("start", "resume")
+SAVED: Final = b'{"kind": "checkpoint"'  # how the line of a committed checkpoint begins
 FIGURES: Final = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "perplexity", "bits_per_byte")
 """What is a number, or null, in each line that has it."""
 Event = dict[str, Any]
@@ -179,6 +180,18 @@ def without_void(lines: Iterable[Event]) -> list[Event]:
 def read_events(path: Path) -> list[Event]:
     """The lines of events.jsonl that still count, in the order written."""
     return without_void(read_lines(path))
+
+
+def last_saved_step(path: Path) -> int:
+    """The last step whose checkpoint was committed; 0 where none was, and where the file cannot be read."""
+    step = 0
+    if path.is_file():  # to read a pipe may take for ever
+        with contextlib.suppress(OSError), path.open("rb") as lines:
+            for line in lines:
+                if line.startswith(SAVED):
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        step = int(json.loads(line)["step"])
+    return step
 
 
 def past_validations(path: Path) -> dict[str, list[Event]]:

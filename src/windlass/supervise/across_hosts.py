@@ -66,31 +66,31 @@ class SharedWatch:
 
     def is_asked(self) -> bool:
         """Whether the watchdog of some host has found a rank late. False where the store does not answer."""
-        of = self._current()
-        return of is not None and bool(self._in_time(lambda: self._store.check([_key(of, "asked")]), WAIT_S))
+        current = self._current()
+        return current is not None and bool(self._in_time(lambda: self._store.check([_key(current, "asked")]), WAIT_S))
 
     def exchange(self, own: Sequence[RankStack]) -> list[RankStack]:
         """The stacks of this host's ranks -> those of all hosts that answer, in the order of ranks; returns on all of them at
         once."""
-        of = self._current()
+        current = self._current()
         found = [replace(stack, host=socket.gethostname()) for stack in own]
-        if of is not None:
-            found += self._in_time(partial(self._exchange, of, found), 3 * WAIT_S) or []
+        if current is not None:
+            found += self._in_time(partial(self._exchange, current, found), 3 * WAIT_S) or []
         return sorted(found, key=lambda stack: stack.beat.rank)
 
-    def _exchange(self, of: Round, own: Sequence[RankStack]) -> list[RankStack]:
+    def _exchange(self, current: Round, own: Sequence[RankStack]) -> list[RankStack]:
         """-> the stacks of the other hosts, as far as they answer before the store is gone."""
-        others = [number for number in range(of.hosts) if number != of.number]
+        others = [number for number in range(current.hosts) if number != current.number]
         heard: list[RankStack] = []
         with contextlib.suppress(RuntimeError):
-            self._store.set(_key(of, f"stacks/{of.number}"), json.dumps([stack.to_json() for stack in own]))
-            self._store.set(_key(of, "asked"), "")
-            self._until(lambda: self._store.check([_key(of, f"stacks/{number}") for number in others]))
+            self._store.set(_key(current, f"stacks/{current.number}"), json.dumps([stack.to_json() for stack in own]))
+            self._store.set(_key(current, "asked"), "")
+            self._until(lambda: self._store.check([_key(current, f"stacks/{number}") for number in others]))
             for number in others:
-                if self._store.check([key := _key(of, f"stacks/{number}")]):
+                if self._store.check([key := _key(current, f"stacks/{number}")]):
                     heard += [RankStack.from_json(one) for one in json.loads(self._store.get(key))]
-            self._store.add(_key(of, "read"), 1)
-            self._until(lambda: self._store.add(_key(of, "read"), 0) >= of.hosts)
+            self._store.add(_key(current, "read"), 1)
+            self._until(lambda: self._store.add(_key(current, "read"), 0) >= current.hosts)
         return heard
 
     def _in_time(self, work: Callable[[], Result], seconds: float) -> Result | None:
@@ -114,5 +114,5 @@ class SharedWatch:
             time.sleep(POLL_S)
 
 
-def _key(of: Round, what: str) -> str:
-    return f"windlass/stall/{of.joined}/{what}"
+def _key(current: Round, what: str) -> str:
+    return f"windlass/stall/{current.joined}/{what}"

@@ -171,7 +171,7 @@ def describe_objective(config: RunConfig, has_kept_scores: bool) -> dict[str, st
 
 
 def _describe_ranks(run: Run) -> dict[str, str]:
-    """Their number and device; on the CPU, where all that runs shares its cores, how many threads each takes."""
+    """The number of ranks and their device; on the CPU, where all that runs shares its cores, how many threads each takes."""
     ranks = {"ranks": f"{run.program.mesh.layout.world} on {run.runtime.device_name()}"}
     return ranks | ({"threads": f"{torch.get_num_threads()} per rank"} if run.runtime.device.type == "cpu" else {})
 

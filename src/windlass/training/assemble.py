@@ -14,6 +14,7 @@ from windlass.parallel.runtime_checks import Replicas, checked_program
 from windlass.runtime import Runtime
 from windlass.training.announce import announce
 from windlass.training.health import open_health
+from windlass.training.parts.open_checkpoints import open_checkpoints, open_mirror
 from windlass.training.parts.open_data import evaluation_sets, open_source
 from windlass.training.parts.open_program import open_program
 from windlass.training.parts.open_recorder import open_console, open_recorder
@@ -21,7 +22,7 @@ from windlass.training.parts.own_parts import OURS, OwnParts
 from windlass.training.parts.reference_scores import reference_scores
 from windlass.training.resolve import Resolved, resolve_run
 from windlass.training.run import Run
-from windlass.training.run_directory import failure_noted, open_checkpoints, open_mirror
+from windlass.training.run_directory import failure_noted
 from windlass.training.sizing.out_of_memory import explained, no_room
 from windlass.training.start.base_model import base_files, base_of, with_scores_kept
 from windlass.training.start.restore import compared_tensors, kept_weights, restore, starting_weights

@@ -26,9 +26,10 @@ from windlass.training.interruptible import interruptible, only_run
 from windlass.training.memory_advice import out_of_memory
 from windlass.training.parts.own_parts import OwnParts
 from windlass.training.run import Run
-from windlass.training.run_directory import finished_step, open_heartbeat, watched
+from windlass.training.run_directory import finished_step
 from windlass.training.saving import save_if_due
 from windlass.training.sizing.out_of_memory import explained
+from windlass.training.watch_ranks import open_heartbeat, watched
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def loop(run: Run, stop: Stop) -> Result:
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
         run.heartbeat.beat("update")
-        norm = gradient_norm(run.program.records(), run.program.mesh.parts)
+        norm = gradient_norm(run.program.records(), run.program.mesh.pp_group)
         run.optimizer.step(norm)  # clips; skipped on all ranks alike where the norm is not finite
         run.program.adapt(norm)  # what the next backward learns from it
         step += 1

@@ -1,10 +1,11 @@
 """Everything that can be refused before something slow or lasting happens; then downloads, and the data, prepared once.
 
-A refused recipe must cost nothing: not another run's prepared shards, not a directory that was not there.
-One refusal comes later, since it needs the prepared data: a length in epochs that a changed corpus made shorter than the run
-already is.
+A refused recipe must cost nothing: not another run's prepared shards, not a directory that was not there. Later comes what
+needs the prepared data (its faults; a length in epochs that a changed corpus made shorter than the run already is), and what is
+tried on all ranks: a run directory that they share, and sizes that fit.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from windlass.data.prepare.background import start
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, planned, prepare
 from windlass.data.tokenize.tokenizer import num_entries
 from windlass.errors import AbsentSource, BadShard, UserError
+from windlass.hardware import Accelerator
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
@@ -25,8 +27,9 @@ from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.interruptible import interruptible
-from windlass.training.left_open import keep_choices
-from windlass.training.run_directory import check_saved_is_there, fetch_run, try_run_directory
+from windlass.training.left_open import choose_policy, keep_choices
+from windlass.training.parts.open_checkpoints import check_saved_is_there, fetch_run
+from windlass.training.run_directory import try_run_directory
 from windlass.training.start.base_model import check_adapter, complete_adapter, reads_weights
 from windlass.training.start.drift import begun, check_drift, new_paths, stream_to_keep
 from windlass.training.start.model_plan import workload
@@ -44,17 +47,19 @@ class Ready(NamedTuple):
     prepared: Prepared | None
 
 
-def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
+def make_ready(config: RunConfig, world: int, device_type: str, devices: Sequence[Accelerator] = ()) -> Ready:
     """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub. With a first epoch in
-    written order, preparation goes on in the background until this process ends. Raises UserError, and Interrupted where a signal
-    comes. Rank 0 calls it, alone."""
+    written order, preparation goes on in the background until this process ends. `devices`: of all ranks, where they are known.
+    Raises UserError, and Interrupted where a signal comes. Rank 0 calls it, alone."""
     with interruptible(config.run.directory):
-        return _make_ready(config, world, device_type)
+        return _make_ready(config, world, device_type, devices)
 
 
-def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
+def _make_ready(config: RunConfig, world: int, device_type: str, devices: Sequence[Accelerator]) -> Ready:
     check_compiler(config.parallel, device_type)
     config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
+    if devices:
+        choose_policy(config, devices)  # what it refuses; resolve chooses once more, and prints it
     try_run_directory(config.run.directory.absolute())
     if reads_weights(trainer_state):
         fetch_base_weights(config)
@@ -151,7 +156,8 @@ def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = Fal
     weights that rank 0 pinned; then all open the data. Collective."""
     ready = None
     if not is_prepared:
-        ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
+        devices = runtime.accelerators()
+        ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type, devices))
         pinned = runtime.shared(None if ready is None else ready.config)
         assert pinned is not None
         runtime.first_on_host(lambda: fetch_base_weights(pinned) if reads_weights(begun(pinned)) else None)

@@ -1,7 +1,8 @@
 """A recipe resolved against its files, its checkpoint and the ranks' devices: what is trained, before any of it is in memory.
 
-What can be refused is refused before anything slow starts: the layout is checked against the world first, then
-data is prepared (by rank 0, once), then the model is shaped. The last thing decided is what is tried for real: sizes that fit.
+What can be refused is refused before anything slow starts: the layout is checked against the world first, the rest by preflight,
+before it prepares the data (on rank 0, once); then the model is shaped. The last thing decided is what is tried for real: sizes
+that fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.host_speeds import check_hosts
 from windlass.runtime import Runtime
-from windlass.training.left_open import check_policy, choose_policy, describe_few_steps, keep_choices, with_steps
+from windlass.training.left_open import choose_policy, describe_few_steps, keep_choices, with_steps
 from windlass.training.parts.device_memory import FindRoom
 from windlass.training.preflight import check_data, make_ready_once
 from windlass.training.run_directory import open_directory
@@ -41,7 +42,6 @@ def resolve_run(
     and ends what is active for this run alone. Collective. Raises UserError."""
     config.parallel.layout(runtime.world)  # refused before anything slow
     check_ranks(config, runtime)
-    check_policy(config, runtime)
     check_flash(config, runtime)
     config, prepared = make_ready_once(config, runtime, is_prepared)
     sentences = check_hosts(prepared.stream, runtime)

@@ -1,59 +1,28 @@
-"""The run directory, made and locked: one run writes to it at a time, and every rank sees the same one. Where ranks say what they
-do, and who looks after them."""
+"""The run directory, made and locked: one run writes to it at a time, and every rank sees the same one. Whether the run there has
+finished, and what its status says where it ends before its loop."""
 
 import contextlib
 import errno
 import fcntl
 import json
 import os
-import re
-import secrets
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from windlass.checkpoint.checkpoints import Checkpoints
-from windlass.checkpoint.commit import check_takes_steps, committed_steps, named_errors, quarantined
-from windlass.checkpoint.mirror import KEPT_BESIDE, Mirror, fetch_newest, open_remote
+from windlass.checkpoint.commit import committed_steps
+from windlass.checkpoint.mirror import KEPT_BESIDE
 from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.config import RunConfig
-from windlass.contract import has_agent, rank
 from windlass.errors import UserError, exit_code_of
-from windlass.flight_recorder import last_collectives
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.output import redirected_output
 from windlass.report.events import read_events
-from windlass.runtime import Runtime, is_restarted
+from windlass.runtime import Runtime
 from windlass.safe_text import say
-from windlass.status import FILE, LOCK, note_failure, read_status
-from windlass.supervise.beside import Hosts, Watch, watched_beside
-from windlass.supervise.heartbeat import Heartbeat, folder_of, read_beats
-
-
-def open_heartbeat(run_directory: Path, is_seen: bool) -> Heartbeat:
-    """Where this rank says what it does, for `windlass stacks`. Unless `is_seen`, to nobody: where signals are not ours to catch,
-    as in a process group of the caller's, since a stack is asked for by a signal."""
-    return Heartbeat(folder_of(run_directory), rank(), last_collectives, has_agent()) if is_seen else Heartbeat()
-
-
-def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.AbstractContextManager[None]:
-    """Inside, a process looks after this host's ranks, where no launcher of ours does; its first rank starts it. Not after one
-    process that nobody would start again, or that somebody sits before, with a debugger maybe. Collective."""
-    is_alone = runtime.world == 1 and (not is_restarted() or (sys.stdin is not None and sys.stdin.isatty()))
-    if has_agent() or not is_seen or runtime.store is None or not config.launch.stall_s or is_alone:
-        return contextlib.nullcontext()
-    # ranks of one host are those that see each other's pages: containers may share its name, or not its memory
-    seen = [beat.rank for beat in read_beats(config.run.directory) if beat.is_alive]
-    firsts, name = runtime.gathered(min(seen, default=runtime.rank)), runtime.shared(secrets.token_hex(8))
-    if firsts[runtime.rank] != runtime.rank:
-        return contextlib.nullcontext()
-    hosts = sorted(set(firsts))
-    meet = None if len(hosts) == 1 else (*runtime.address, name, len(hosts), hosts.index(runtime.rank))
-    directory, stall_s = str(config.run.directory.resolve()), config.launch.stall_s
-    return watched_beside(Watch(directory, stall_s, config.data.batch_timeout_s + stall_s, meet and Hosts(*meet)))
+from windlass.status import FILE, LOCK, is_locked, note_failure, read_status
 
 
 @contextlib.contextmanager
@@ -114,12 +83,14 @@ def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
 
 
 def try_run_directory(directory: Path) -> None:
-    """Raises UserError where the directory cannot be made, or not be written to; leaves nothing that was not there."""
+    """Raises UserError where the directory cannot be made, not be written to, or is in use; leaves nothing that was not there."""
     absent = [path for path in (directory, *directory.parents) if not path.exists()]
+    _check_files(directory)
     try:
         _make(directory)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise _refused(f"run.directory={directory} cannot be written to by this user")
+        _check_lock(directory, _lock_error(directory))
     finally:
         for path in absent:
             with contextlib.suppress(OSError):  # another process writes there by now
@@ -149,7 +120,23 @@ def _locked(directory: Path, runtime: Runtime) -> BinaryIO | None:
             run_lock = hold(directory)
         except OSError as error:
             problem = error.errno or errno.EIO
-    problem = int(runtime.max_over_ranks(problem))
+    _check_lock(directory, int(runtime.max_over_ranks(problem)))
+    return run_lock
+
+
+def _lock_error(directory: Path) -> int:
+    """The number of the error that whoever took the lock now would get; 0 where it is free, or no run has made it."""
+    try:
+        if is_locked(directory):
+            time.sleep(LOOK_S)
+            return errno.EWOULDBLOCK if is_locked(directory) else 0
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _check_lock(directory: Path, problem: int) -> None:
+    """Raises UserError. `problem`: the number of the error that taking the lock gave; 0 where there was none."""
     if problem == errno.EWOULDBLOCK:
         raise UserError(
             f"run.directory={directory} is in use by another process",
@@ -162,7 +149,6 @@ def _locked(directory: Path, runtime: Runtime) -> BinaryIO | None:
             "a run holds a lock on its directory, so that no second run writes there",
             "give the directory to this user, or choose one on a file system with locks (NFS: mount it with lockd or v4)",
         )
-    return run_lock
 
 
 def _check_files(directory: Path) -> None:
@@ -177,8 +163,6 @@ def _check_files(directory: Path) -> None:
             )
 
 
-SAVED: Final = b'{"kind": "checkpoint"'
-RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as a manifest holds it
 LOOK_S: Final = 0.2
 """How long `windlass status` may hold the lock, at most: it only looks whether it is free."""
 
@@ -203,87 +187,3 @@ def model_header(architecture: Architecture) -> str:
     """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
     fields = {key: value for key, value in to_hf(architecture).items() if value is not None}
     return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
-
-
-def fetch_run(config: RunConfig) -> None:
-    """What a store holds of this run and this directory does not: its newest checkpoint and its events. Rank 0 or the launcher
-    calls it, alone."""
-    if config.checkpoint.remote is not None:
-        fetch_newest(open_remote(config.checkpoint.remote), config.run.directory, say)
-
-
-def open_mirror(config: RunConfig, runtime: Runtime) -> Mirror | None:
-    """The mirror of rank 0, which copies what is committed; None on other ranks, and where the recipe names no store."""
-    if config.checkpoint.remote is None or runtime.rank != 0:
-        return None
-    return Mirror(open_remote(config.checkpoint.remote), config.run.directory, config.checkpoint)
-
-
-def open_checkpoints(
-    config: RunConfig, runtime: Runtime, log: Callable[[str], None], mirror: Mirror | None
-) -> Checkpoints:
-    """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective. Raises UserError."""
-    check_takes_steps(config.run.directory / "checkpoints")
-    lost = _lost_step(config.run.directory) if runtime.rank == 0 else 0
-    check_saved_is_there(config.run.directory, int(runtime.max_over_ranks(lost)))
-    run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
-    return Checkpoints(
-        config.run.directory / "checkpoints",
-        config.checkpoint,
-        run_id=run_id,
-        rank=runtime.rank,
-        world=runtime.world,
-        group=runtime.saving if runtime.world > 1 else None,
-        log=log,
-        held=tuple if mirror is None else mirror.held,
-    )
-
-
-def check_saved_is_there(directory: Path, lost: int | None = None) -> None:
-    """Raises UserError where a run has saved, and nothing of it is there: it would begin anew without a word. `lost`: what
-    another rank has found."""
-    if saved := _lost_step(directory) if lost is None else lost:
-        raise UserError(
-            f"{directory} has saved step {saved}, by its events.jsonl, and {directory / 'checkpoints'} holds no checkpoint",
-            "a run resumes from its newest checkpoint, and a new run needs a directory of its own",
-            "bring the checkpoints back (is their storage mounted?), or choose another run.directory",
-        )
-
-
-def _lost_step(directory: Path) -> int:
-    """The last step whose checkpoint was committed, where no checkpoint is there; 0 where one is, where none was, and where
-    events.jsonl cannot be read."""
-    step, checkpoints, events = 0, directory / "checkpoints", directory / "events.jsonl"
-    if (
-        committed_steps(checkpoints) or quarantined(checkpoints) or not events.is_file()
-    ):  # a pipe is refused with the directory
-        return step
-    with contextlib.suppress(OSError), events.open("rb") as lines:
-        for line in lines:
-            if line.startswith(SAVED):
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    step = int(json.loads(line)["step"])
-    return step
-
-
-def _run_id(file: Path, log: Callable[[str], None]) -> str:
-    """The run's id, drawn where there is none. Leftovers of saves are known by it, and nothing else, so a damaged file costs no
-    more than drafts that somebody has to delete."""
-    try:
-        run_id = json.loads(file.read_text("utf-8"))["run_id"]
-        if RUN_ID.fullmatch(run_id):
-            return run_id
-        raise ValueError(run_id)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError):
-        log(
-            f"{file} is damaged: the run has a new id; drafts (.tmp-*) of saves that were killed before stay in checkpoints/"
-        )
-    run_id = secrets.token_hex(8)
-    draft = file.with_suffix(".draft")
-    content = json.dumps({"run_id": run_id})
-    with named_errors(file.parent, len(content), "a run"):
-        draft.write_text(content)
-        draft.replace(file)  # whole or not there, however the process ends
-    return run_id

@@ -64,8 +64,10 @@ def compare(kind, num_heads, kv_heads, window, isolated, probability, dtype):
     wanted = torch.autograd.grad((expected * weights).sum(), whole)
     places = context.zigzag.take(torch.arange(LENGTH))
     mine = [x.detach()[:, :, places].requires_grad_() for x in whole]
-    parts = context.parts(STARTS if isolated else None, ROWS, LENGTH, torch.device("cpu"))
-    out = attend(*mine, AttentionLayout(0, window, documents, context=context, parts=parts), probability, KEYS)
+    found = context.slice_documents(STARTS if isolated else None, ROWS, LENGTH, torch.device("cpu"))
+    out = attend(
+        *mine, AttentionLayout(0, window, documents, context=context, slice_documents=found), probability, KEYS
+    )
     given = torch.autograd.grad((out * weights[:, :, places]).sum(), mine)
     found = [(out - expected[:, :, places]).abs().max()]
     found += [(ours - theirs[:, :, places]).abs().max() for ours, theirs in zip(given, wanted, strict=True)]

@@ -17,7 +17,7 @@ EXPERTS = {
     ),
     "a router's loss once per tensor rank": Bug(
         "Megatron-LM #7452: the auxiliary loss grows with tensor parallelism",
-        ((ROUTING, "factor = self._arch.router_loss_scale / self.parts", "factor = self._arch.router_loss_scale"),),
+        ((ROUTING, "factor = self._arch.router_loss_scale / self.num_sharing", "factor = self._arch.router_loss_scale"),),
         ("exact: qwen3_moe: tp2 micro8",),
         Seen(TP2, "gradients", "model.layers.2.mlp.gate.weight[", "qwen3_moe"),
     ),
@@ -39,7 +39,7 @@ EXPERTS = {
     ),
     "router figures of one replica": Bug(
         "a reviewer: what is reported is not what is trained",
-        ((ROUTERS, "for group in (self._mesh.loss_group, self._mesh.parts):", "for group in (self._mesh.parts,):"),),
+        ((ROUTERS, "for group in (self._mesh.loss_group, self._mesh.pp_group):", "for group in (self._mesh.pp_group,):"),),
         DEALT,
         Seen(EXPERT2, "router figures", "step 1", "qwen3_moe"),
     ),

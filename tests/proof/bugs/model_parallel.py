@@ -109,7 +109,7 @@ MODEL_PARALLEL = {
     ),
     "norm of a pipeline's own stage": Bug(
         "torchtune #2420, Megatron-LM PR 5916: the norm leaves out other ranks' parameters",
-        (("optim/clip.py", "    if parts.size() > 1:", "    if parts.size() > 99:"),),
+        (("optim/clip.py", "    if pp_group.size() > 1:", "    if pp_group.size() > 99:"),),
         ("exact: qwen3 tied blocks5: pp2 1f1b",),
         Seen(PP2, "gradient norm", "step 1 on rank 0"),
     ),

@@ -90,6 +90,16 @@ def test_ranks_with_another_recipe_are_refused_on_all_of_them(tmp_path, ranks):
     )
 
 
+def test_a_host_may_have_caches_of_its_own(tmp_path, ranks):
+    def recipe(disk):
+        cache = {"directory": f"{disk}/shards", "limit_mib": 20}
+        data = {"tokenizer": {"from": "org/name"}, "directory": "s3://bucket/run", "cache": cache}
+        return tiny.recipe(tmp_path, data=data, hub={"cache": f"{disk}/hub"})
+
+    first, second = recipe("/disk-a"), recipe("/disk-b").kept()
+    assert ranks.run(2, differ, first, {"data": second["data"], "hub": second["hub"]}) == [None] * 2
+
+
 def other_torch(config):
     rank_one = dist.get_rank() == 1
     with mock.patch.object(drift.metadata, "version", lambda name: "9.9") if rank_one else contextlib.nullcontext():

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from windlass.commands.launch.submitted import check_layout_there
 from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.part_record import beside
 from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.errors import Unavailable, UserError
 from windlass.launch.flyte import MODULE, check_flyte_parts, check_no_secret, check_tasks, driver, ranks_per_node
 from windlass.launch.job_names import job_name
-from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
@@ -36,9 +36,7 @@ def launch_flyte(
         if not is_local:
             check_flyte_parts(flyte, key, Path(directory_of_parts))
     num_ranks = 1 if is_local else ranks_per_node(flyte, nproc)
-    known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
-    shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None
-    config.check_layout(shape, num_ranks if is_local else flyte.nodes * num_ranks)
+    check_layout_there(config, num_ranks if is_local else flyte.nodes * num_ranks)
     name = job_name(name, config.run.directory)
     text, given = driver(flyte, name, num_ranks), [*overrides, *_directories_on_volume(config, is_local)]
     source = recipe_text(recipe)[0]

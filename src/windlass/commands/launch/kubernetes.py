@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Literal
 
+from windlass.commands.launch.submitted import check_layout_there
 from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.part_record import beside
 from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.launch.job_names import job_name
 from windlass.launch.kubernetes import apply, check_kubernetes_parts, check_pods, manifests
 from windlass.launch.slurm import Size
-from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
@@ -29,9 +29,7 @@ def launch_kubernetes(
     directories = config.run.directory, PurePath(config.data.directory)
     check_pods(kubernetes, *directories, config.checkpoint.remote is not None, size)
     _check_parts(config, kind)
-    # a base of `model.from` may be on the cluster's volume alone
-    known = config.model.from_ is None
-    config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
+    check_layout_there(config, size.world)
     name = job_name(name, config.run.directory)
     text = manifests(kubernetes, recipe_text(recipe)[0], overrides, size, name, kind)
     if is_dry:

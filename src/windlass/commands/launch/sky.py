@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from windlass.commands.launch.submitted import check_layout_there
 from windlass.config import load_recipe
 from windlass.launch.job_names import job_name
 from windlass.launch.sky import check_sky_hosts, submit_sky, task
 from windlass.launch.slurm import Size
-from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
 
@@ -18,8 +18,7 @@ def launch_sky(recipe: str, overrides: list[str], size: Size, name: str | None, 
     sky = config.launch.sky
     directories = config.run.directory, PurePath(config.data.directory)
     check_sky_hosts(sky, *directories, config.checkpoint.remote is not None, size)
-    known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
-    config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
+    check_layout_there(config, size.world)
     name = job_name(name, config.run.directory)
     text = task(sky, recipe_text(recipe)[0], overrides, size, name)
     if is_dry:

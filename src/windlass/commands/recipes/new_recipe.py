@@ -85,7 +85,7 @@ def _asked(
 
 
 def _check_model(model: str) -> str:
-    """The same. Raises UserError for a name that is no model: a typo would be found when the run begins."""
+    """-> `model`. Raises UserError for a name that is no model: a typo would be found when the run begins."""
     if (Path(model).expanduser() / "checkpoints").is_dir():
         raise UserError(
             f"--model {model}",

@@ -11,11 +11,12 @@ from windlass.data.lint.documents import Document, SampleBlock, content_lengths
 from windlass.data.lint.findings import Findings
 
 SHORT: Final = 64  # tokens: shorter documents may be alike by chance (a licence line, "Yes."), a few of them at least
-A_FEW: Final = 0.01
+# Chosen, so that none of them is found in a plain corpus: these are warnings, and end no run.
+A_FEW: Final = 0.01  # of all documents
 REPEATED: Final = 64  # times in a row; half of the document, too
 FEW_DOCUMENTS: Final = 20  # too few to take shares of
-MUCH_PADDING: Final = 0.2
-MANY_CUT: Final = 0.1
+MUCH_PADDING: Final = 0.2  # of all positions
+MANY_CUT: Final = 0.1  # of all documents
 
 
 class Vocabulary(NamedTuple):

@@ -12,6 +12,7 @@ from windlass.data.prepare.manifest import Prepared
 from windlass.safe_text import escaped, redacted
 
 MOST_SAMPLES: Final = 4000
+"""The most samples of a set that its statistics are of."""
 SHOWN_SAMPLES: Final = 3
 SHOWN_CHARS: Final = 2000  # of a sample
 

@@ -29,7 +29,7 @@ from windlass.data.shards.mds import Reader
 MAX_TRAIN_TOKENS = 20_000_000  # counted in 1.5 s; larger corpora have no baselines
 MAX_VALIDATION_BYTES = 16 << 20
 MAX_PRIMED_BYTES = 8 << 20  # training text for the primed xz: it takes 11 times that in memory, and 1 s per 2 MB
-BIGRAM_PRIOR = 8.0
+BIGRAM_PRIOR = 8.0  # times that a pair counts as seen, by the unigram; chosen
 PART_TOKENS = 1 << 20  # of the training tokens, counted at once: some arrays of 8 MB
 
 

@@ -129,7 +129,7 @@ class Writer:
 
 
 def _link(path: Path, link: Path) -> None:
-    """Both are the same file, or the second a copy where there are no links."""
+    """`link` becomes another name of `path`, or a copy where the file system has no links."""
     try:
         os.link(path, link)
     except OSError:
@@ -235,27 +235,27 @@ class Reader:
         """The path or URL of shard `number`, for messages."""
         return f"{self.source.where}/{self.shards[number].stored.name}"
 
-    def _table(self, number: int) -> SampleTable:
+    def _mapped_table(self, number: int) -> SampleTable:
         if (found := self._mapped.get(number)) is not None:
             self._mapped.move_to_end(number)
             return found
         while len(self._mapped) >= self.max_mapped:
             self._mapped.popitem(last=False)
-        self._mapped[number] = _table(self.shards[number], self.source.load(number), self.name(number))
+        self._mapped[number] = _open_table(self.shards[number], self.source.load(number), self.name(number))
         return self._mapped[number]
 
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32, of the mapped file or copies."""
-        return self._table(number).read(row)
+        return self._mapped_table(number).read(row)
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
         """Which ids of the sample end documents, [L] bool; None where that is not stored: then every EOS does."""
-        ends = self._table(number).ends
+        ends = self._mapped_table(number).ends
         return None if ends is None else ends[row] != 0
 
     def percent(self, number: int, row: int) -> np.ndarray | None:
         """How much each label of the sample weighs, [L] uint8; None where all weigh 100."""
-        percent = self._table(number).percent
+        percent = self._mapped_table(number).percent
         return None if percent is None else percent[row]
 
     @property
@@ -274,7 +274,7 @@ class Reader:
                 yield self.read(number, row)
 
 
-def _table(shard: Shard, data: np.ndarray, where: str) -> SampleTable:
+def _open_table(shard: Shard, data: np.ndarray, where: str) -> SampleTable:
     """The table of the samples in a shard's bytes. Raises BadShard where the header contradicts the index, or a sample
     contradicts itself."""
     num_samples = int(data[:4].view("<u4")[0])

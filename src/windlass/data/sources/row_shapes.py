@@ -60,7 +60,7 @@ def value_at(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _value_of(row: Mapping[str, Any], key: str) -> Any:
-    """The same; None where it has none."""
+    """The value at `key`; None where the row has none."""
     value = value_at(row, key)
     return None if value is ABSENT else value
 

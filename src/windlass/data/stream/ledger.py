@@ -44,9 +44,9 @@ class Span(NamedTuple):
     source_shards: tuple[int, ...] = ()
     """The number of shards of each source of a mixture. The shards of one source follow those of the source before."""
     shares: Mapping[str, Any] | None = None
-    """Theirs (`Shares.facts`)."""
+    """`Shares.facts` of the mixture; None without one."""
     lanes: tuple[int, int] | None = None
-    """Their number, and the samples of a block."""
+    """The number of lanes, and the samples of a block."""
     left_out: tuple[tuple[int, int], ...] = ()
     """(shard, position): from that position on its samples count no target."""
     written: bool = False
@@ -64,7 +64,7 @@ def shards_fingerprint(shards: Iterable[Shard]) -> str:
 
 
 def chain(shards: Iterable[Shard], before: str = "") -> str:
-    """The same, one shard behind the other, each with the hash of those `before`: what vouches for shards that become more."""
+    """The fingerprint of shards that become more: each is hashed with the hash of those `before` it."""
     for shard in shards:
         before = xxhash.xxh3_128_hexdigest(before.encode() + shards_fingerprint([shard]).encode())
     return before

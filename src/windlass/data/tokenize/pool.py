@@ -223,7 +223,8 @@ class TaskRunner:
             self._workers.__exit__()
 
     def map(self, tasks: Iterable[Task], num_bytes: int) -> Iterator[Any]:
-        """Their results. Raises UserError. num_bytes: about how much is to be read; decides how many workers to start."""
+        """The results of `tasks`, in their order. Raises UserError. num_bytes: about how much is to be read; decides how many
+        workers to start."""
         count = num_text_workers(num_bytes, self._num_cores)
         if count == 0:
             yield from map(self._here, tasks)
@@ -235,7 +236,7 @@ class TaskRunner:
         yield from self._workers.map(tasks)
 
     def pairs(self, tasks: Iterable[Task], num_bytes: int) -> Iterator[tuple[Task, Any]]:
-        """The same, each with its task."""
+        """Each task with its result, in their order."""
         begun: deque[Task] = deque()
 
         def noted() -> Iterator[Task]:

@@ -126,7 +126,7 @@ def kept(directory: Path) -> Iterator[FinishedPart]:
 
 
 def kept_part_files(directory: Path) -> Iterator[tuple[Path, FinishedPart]]:
-    """The same, with the file of each."""
+    """The files of the parts up to the first damaged one, each with its part; that one and all later ones are deleted."""
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):
         part = read_part(path)

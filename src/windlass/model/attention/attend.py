@@ -44,7 +44,7 @@ def attend(
     k_BGSK, v_BGSK = gather_keys(k_BGSK, v_BGSK, context)
     slices = context.zigzag.of(k_BGSK.shape[2])
     outs = []
-    for q_BHCK, where, documents in zip(q_BHTK.chunk(2, 2), slices, layout.parts, strict=True):
+    for q_BHCK, where, documents in zip(q_BHTK.chunk(2, 2), slices, layout.slice_documents, strict=True):
         k_BGCK, v_BGCK = k_BGSK[:, :, : where.stop], v_BGSK[:, :, : where.stop]
         part = AttentionLayout(where.start, window, documents, layout.heads_H, chunks=layout.chunks, cap=layout.cap)
         outs.append(_attend(q_BHCK, k_BGCK, v_BGCK, part, probability, keys_B))

@@ -44,7 +44,9 @@ class Context:
     def zigzag(self) -> Zigzag:
         return Zigzag(self.index, self.num_ranks)
 
-    def parts(self, starts_BM: Tensor | None, rows: int, length: int, device: torch.device) -> tuple[Documents, ...]:
+    def slice_documents(
+        self, starts_BM: Tensor | None, rows: int, length: int, device: torch.device
+    ) -> tuple[Documents, ...]:
         """The documents that the queries of each slice meet, for the kind that computes slices."""
         if self.kind == "ulysses":
             return ()

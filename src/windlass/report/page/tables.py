@@ -34,7 +34,7 @@ OF_ADVICE: Final = {
     "filled": "share of positions that hold a token",
 }
 """What the numbers of advice/facts.py are called."""
-UNTOLD: Final = ("kind", "time", "step", "ledger", "non_finite", "drift")  # of a note; drift is sentences
+NOT_SHOWN: Final = ("kind", "time", "step", "ledger", "non_finite", "drift")  # of a note; drift is sentences
 USEFUL: Final = ("training",)  # causes that goodput counts
 Tile = tuple[str, str, str]  # what, figure, remark
 
@@ -223,7 +223,7 @@ def remark(note: Event) -> str:
         return ", ".join(
             value_in_words(value) for key, value in note.items() if key != "kind" and isinstance(value, str)
         )
-    plain = [(key, value) for key, value in note.items() if key not in UNTOLD and not isinstance(value, Mapping)]
+    plain = [(key, value) for key, value in note.items() if key not in NOT_SHOWN and not isinstance(value, Mapping)]
     figures = ", ".join(f"{key} {value_in_words(value)}" for key, value in plain)
     return "; ".join(filter(None, [figures, *note.get("drift", [])]))
 

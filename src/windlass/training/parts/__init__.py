@@ -2,6 +2,7 @@
 
 open_data         the training stream and the validation sets, cut over the batch axes
 open_program      the model laid out over the ranks, and its optimizer
+open_checkpoints  the checkpoints of a run and their mirror
 open_recorder     the console and the metrics of a run
 device_memory     what of a device's memory may be used, and what fills it, by kind
 own_parts         what a script brings in place of ours: an objective, a source, a schedule, a family, sinks

@@ -8,9 +8,10 @@ from typing import Any
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.parallel.config import RECOMPUTES
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.plan.memory import RankMemory
-from windlass.plan.sizes import KINDS, StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
+from windlass.plan.sizes import StepSize, best_first, micro_batches, most_tokens, total_bytes, worth_trying
 from windlass.runtime import Runtime
 from windlass.training.parts.device_memory import FindRoom, Room
 from windlass.training.parts.open_program import can_compile
@@ -142,7 +143,7 @@ def _sizes(config: RunConfig, architecture: Architecture, world: int, batch_rank
     least = config.data.sequences_per_sample
     given, kinds = config.run.micro_batch, [config.parallel.recompute]
     if kinds == ["auto"]:
-        kinds = [kind for kind in KINDS if _is_allowed(config, kind, architecture, world)]
+        kinds = [kind for kind in RECOMPUTES if _is_allowed(config, kind, architecture, world)]
     sizes = [
         StepSize(batch, kind)
         for kind in kinds
@@ -160,13 +161,13 @@ def _is_allowed(config: RunConfig, kind: str, architecture: Architecture, world:
 
 
 def _no_size(size: StepSize, memory: RankMemory, length: int, room: Room) -> UserError:
-    standing, passing = memory.standing(), memory.passing(size.micro_batch, length, size.recompute)
+    lasting, in_step = memory.lasting_bytes(), memory.step_bytes(size.micro_batch, length, size.recompute)
     kinds = {
-        "weights": standing.weights + standing.copies,
-        "gradients": standing.gradients,
-        "optimizer states": standing.states,
-        "gathered weights": standing.gathered,
-        "the micro-batch": passing.total,
+        "weights": lasting.weights + lasting.copies,
+        "gradients": lasting.gradients,
+        "optimizer states": lasting.states,
+        "gathered weights": lasting.gathered,
+        "the micro-batch": in_step.total,
     }
     return UserError(
         f"not even {size} fits into {format_bytes(room.limit_bytes)}; by the count it needs "

@@ -84,7 +84,9 @@ def cuts_what_fits(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> list
     if not whole:
         return []
     # autocast keeps a copy of each weight in 16 bits, which plan/memory.py does not count
-    needed_bytes = whole[0] + (0 if is_offered else memory_of(_cut(config, 0), plan, runtime).standing().weights // 2)
+    needed_bytes = whole[0] + (
+        0 if is_offered else memory_of(_cut(config, 0), plan, runtime).lasting_bytes().weights // 2
+    )
     if needed_bytes > limit_bytes:
         return []
     room = f"needs {format_bytes(needed_bytes)} of the {format_bytes(limit_bytes)} that a rank may take"

@@ -48,7 +48,7 @@ def _step(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh) -> N
     batch = _batch(config, plan, runtime.device)
     count = torch.tensor(batch["targets"].numel() * num * mesh.layout.batch_ranks, device=runtime.device)
     program.run([batch] * num, count)
-    optimizer.step(gradient_norm(program.records(), mesh.parts))
+    optimizer.step(gradient_norm(program.records(), mesh.pp_group))
 
 
 @torch.no_grad()

@@ -66,8 +66,8 @@ def _given(value: Any) -> Any:
     return {key: one for key, one in sorted(value.items()) if one is not None} if isinstance(value, Mapping) else value
 
 
-OF_A_HOST = ("data.cache", "hub.cache")
-"""Settings that may name a path of each host's own."""
+OF_A_HOST = ("data.cache.", "hub.cache", "launch.")
+"""How keys begin that each host may have of its own: disks, and how its ranks are started."""
 BASE_KEYS = ("model.from", "model.revision", "model.commit")
 """Where the frozen base of an adapter is: base_model compares the files there with those that the run began beside."""
 FREE = (
@@ -109,7 +109,7 @@ def check_ranks(config: RunConfig, runtime: Runtime) -> None:
     """Raises UserError, on all ranks alike, where a rank has another recipe, torch or windlass than rank 0: each host reads
     copies of its own. Collective."""
     own = {"torch": metadata.version("torch"), "windlass": __version__, **dict(_flat(config.kept()))}
-    own = {key: value for key, value in own.items() if key not in OF_A_HOST and not key.startswith("launch.")}
+    own = {key: value for key, value in own.items() if not key.startswith(OF_A_HOST)}
     digests = runtime.gathered(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
     if len(set(digests)) == 1:
         return
