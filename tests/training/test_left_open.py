@@ -80,8 +80,12 @@ def test_fp32_on_a_gpu_with_matrix_units_names_what_is_faster(base, device, fast
 def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):
     config = tiny.recipe(base, precision={"policy": "auto", "parameters": "bf16"})
     assert choose_policy(config, [A100])[0].precision.policy == "bf16"
-    with pytest.raises(UserError, match=r"precision\.parameters=bf16 with precision\.policy=fp16"):
+    with pytest.raises(UserError) as caught:
         choose_policy(config, [T4])
+    assert caught.value.given == (
+        f"precision.policy=auto, which is fp16 on {T4.name}: precision.parameters=bf16 with precision.policy=fp16"
+    )
+    assert caught.value.change == "remove precision.parameters, or use precision.policy=bf16-pure or bf16"
 
 
 def test_settings_that_do_not_go_with_the_choice_are_refused_before_data_is_prepared(base):

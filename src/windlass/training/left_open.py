@@ -67,11 +67,16 @@ def without_missing_fp8(config: RunConfig, devices: Sequence[Accelerator]) -> tu
 def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[RunConfig, list[str]]:
     """`config` without `auto`, and sentences for the user. `devices`: of all ranks. Raises UserError where other settings do not
     go with the policy that is chosen, and where a device, or its packages, lack the one that the recipe asks for."""
-    chosen, sentences = _with_policy(config, fastest_policy(devices)), []
-    if chosen is not config:
-        chosen.check_layout(chosen.model.shape(chosen.data.tokenizer.train))  # some rules ask for the policy
-        names = ", ".join(sorted({device.name for device in devices}))
-        sentences.append(f"precision.policy=auto: {chosen.precision.policy} on {names}")
+    chosen, sentences = config, []
+    if config.precision.policy == "auto":
+        policy, names = fastest_policy(devices), ", ".join(sorted({device.name for device in devices}))
+        try:
+            chosen = _with_policy(config, policy)
+            chosen.check_layout(chosen.model.shape(chosen.data.tokenizer.train))  # some rules ask for the policy
+        except UserError as error:
+            given = f"precision.policy=auto, which is {policy} on {names}: {error.given}"
+            raise UserError(given, error.rule, error.change) from None
+        sentences.append(f"precision.policy=auto: {policy} on {names}")
     if chosen.precision.computed == "fp32" and (faster := fastest_policy(devices)) != "fp32":
         sentences.append(
             f"precision.policy={chosen.precision.policy} multiplies in fp32, without the matrix units of "
