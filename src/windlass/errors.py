@@ -3,6 +3,7 @@
     WindlassError          given, rule, change: three sentences
         UserError          2   the recipe or its surroundings; somebody has to change something
             AbsentSource         a source of data that is not here
+                UnreachableSource 74  whose server cannot be reached now
             BadShard             damage in data that the user owns
             BadRow               a row of a source that holds no document
             TooManyBadRows       more of those than the source may have
@@ -10,8 +11,7 @@
             BadCheckpoint        damage in a checkpoint, or none where one is named
             SeveralErrors        several mistakes of one recipe, each with its own rule and change
             Unavailable    74  a store, a hub or a server that does not answer now
-            DiskFull       74  no room for a checkpoint
-            UnreachableSource 74  an AbsentSource whose server cannot be reached now
+                DiskFull   74  no room for a checkpoint
         Diverged           4   no step of the run changes a weight any more
         OutOfSync          5   ranks that should hold the same hold different values
         BadLayout          1   a bug of ours; printed with its traceback

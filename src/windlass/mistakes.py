@@ -125,10 +125,10 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         must = " or ".join(dict.fromkeys(map(meant, items)))
         declared = path_of(_declared(recipe, location))
         if (known := value_meant(declared, given)) is not None:
-            yield location, UserError(f"{path}={given!r}", f"{known.reason}; {path} must be {must}", known.change)
+            yield location, UserError(f"{path}={_shown(given)}", f"{known.reason}; {path} must be {must}", known.change)
             continue
         hint = nearest(str(given), choices)
-        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(declared)}")
+        yield location, UserError(f"{path}={_shown(given)}", f"{path} must be {must}", f"{hint}{more_of(declared)}")
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
@@ -239,8 +239,13 @@ def _as_user_errors(violation: Exception, location: Location, given: Any) -> Ite
             is_field = location[-1] == key and not (isinstance(given, Mapping) and key in given)
             yield one.at(path_of(location[:-1]) if is_field else path)
         else:
-            shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
+            shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={_shown(given)}"
             yield UserError(shown, str(one), more_of(path))
+
+
+def _shown(given: Any) -> str:
+    """A value as a recipe has it, text in quotes."""
+    return as_yaml(given) if given is None or isinstance(given, bool) else repr(given)
 
 
 def more_of(path: str) -> str:

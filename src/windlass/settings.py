@@ -175,7 +175,7 @@ class Settings(BaseModel):
         if any(COUNTS in found for found in marks):
             value = [read_count(one) for one in value] if isinstance(value, list) else read_count(value)
         if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
-            raise ValueError(f"a number or text is meant, and {value} is neither")
+            raise ValueError(f"a number or text is meant, and {as_yaml(value)} is neither")
         return value
 
     @field_validator("*", mode="after")

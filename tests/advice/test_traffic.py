@@ -34,6 +34,11 @@ def test_hsdp_shares_the_sums_of_its_shards_between_copies():
     assert sent(3, layout=HSDP) == Sent(18 + 10 + 5, 0.5 * (7200 + 8000) + 0.5 * 2 * 4000 / 2)
 
 
+def test_context_ranks_are_among_those_that_add_up_and_those_that_shard():
+    assert sent(0, layout={"replicate": 2, "context": 2}) == sent(0, layout=DDP)
+    assert sent(3, layout={"shard": 2, "context": 2}) == sent(3, layout={"shard": 4})
+
+
 def test_tensor_ranks_divide_and_one_rank_sends_nothing():
     assert sent(0, layout={"replicate": 2, "tp": 2}) == Sent(1, 0.5 * 2 * 2000)
     assert sent(3, layout={}) == Sent(0, 0.0)

@@ -103,11 +103,11 @@ def test_a_missing_key_is_named_with_its_path():
     [
         ({"run": {"steps": "many"}}, "run.steps='many'", "run.steps must be a whole number"),
         ({"run": {"steps": 1.5}}, "run.steps=1.5", "run.steps must be a whole number"),
-        ({"run": {"steps": True}}, "run.steps=True", "True is neither"),
+        ({"run": {"steps": True}}, "run.steps=true", "true is neither"),
         ({"run": {"steps": 0}}, "run.steps=0", "run.steps must be at least 1"),
         ({"optim": {"learning_rate": -1.0}}, "optim.learning_rate=-1.0", "must be greater than 0"),
         ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "must be finite"),
-        ({"optim": {"learning_rate": True}}, "optim.learning_rate=True", "True is neither"),
+        ({"optim": {"learning_rate": True}}, "optim.learning_rate=true", "true is neither"),
         ({"optim": {"schedule": "step"}}, "optim.schedule='step'", "must be 'cosine', 'wsd', 'linear' or 'constant'"),
         ({"data": {"validation": "off"}}, "data.validation='off'", "{tokens: ...}, or a source as {path: ...}"),
         ({"parallel": {"zero": 7}}, "parallel.zero=7", "must be 0, 1, 2 or 3"),

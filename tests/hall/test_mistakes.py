@@ -87,7 +87,7 @@ def test_mistakes_follow_the_recipe_and_not_the_order_of_the_sections():
 
 def test_a_section_that_is_no_mapping_hides_no_other():
     error = refused(tree(run={"seed": -1}) | {"optim": 5, "data": None})
-    assert givens(error) == ["run.seed=-1", "data=None", "optim=5"]
+    assert givens(error) == ["run.seed=-1", "data=null", "optim=5"]
     assert error.errors[1].rule == "data must be a mapping of keys"
 
 

@@ -79,6 +79,15 @@ def test_where_no_rank_begins_again_the_run_has_failed_as_before(tmp_path):
     assert status(tmp_path).state == "finished"
 
 
+def test_a_run_that_had_not_failed_before_a_restart_is_left_as_it_is(tmp_path):
+    """Ranks that were killed had no time to write that they failed: `windlass status` says that the run is dead."""
+    write_status(tmp_path, "running", 6, None)
+    restarts = Restarts(3, 0)
+    restarts.again(tmp_path)
+    restarts.close()
+    assert (read_status(tmp_path).state, status(tmp_path).state) == ("running", "dead")
+
+
 def test_a_file_system_without_locks_keeps_nobody_from_starting_again(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

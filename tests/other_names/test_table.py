@@ -308,6 +308,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"simpo_gamma": 0.5}, "objective.loss=simpo objective.target_margin=0.5"),
         ({"ref_model": "base"}, "remove it: the reference is the model that the run begins with"),
         ({"objective": {"kind": "ipo"}}, "objective.kind=dpo objective.loss=ipo"),
+        ({"objective": {"kind": "dpo", "loss": "dpo"}}, "objective.loss=sigmoid, which is DPO's"),
     ],
     ids=str,
 )

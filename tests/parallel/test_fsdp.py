@@ -170,7 +170,8 @@ def test_no_setting_changes_a_gradient(ranks, layout):
 
 def order_of_messages(prefetch, model=MODEL):
     """What happened, in order, in one micro-batch under ZeRO-3: "g" a unit's all-gather, "r" its reduce-scatter, a digit a
-    block's forward, "b" and a digit a block's backward. The first gather is the root's, which backward finds gathered."""
+    block's forward, "h" the head's; with "b" before it, the backward. The first gather is the root's, which backward finds
+    gathered."""
     program = make_program(2, 3, 1, 2, prefetch=prefetch, model=model)
     program.run([batch()], torch.tensor(16.0))
     happened = []
@@ -191,15 +192,17 @@ def order_of_messages(prefetch, model=MODEL):
     for index, block in enumerate(program.model.blocks):
         block.mlp.register_forward_pre_hook(note(str(index)))
         block.mlp.register_full_backward_pre_hook(note(f"b{index}"))
+    program.model.lm_head.register_forward_pre_hook(note("h"))
+    program.model.model.norm.register_full_backward_pre_hook(note("bh"))
     with Gathers():
         program.run([batch()], torch.tensor(16.0))
     return " ".join(happened)
 
 
 ORDERS = {
-    0: "g g 0 g 1 g 2 g g b2 g b1 b0",  # torch's own: when the host reaches a block; in backward one ahead
-    1: "g g g 0 g 1 2 g g b2 g b1 b0",  # root and two: block 0 computes while block 1 arrives
-    2: "g g g g 0 1 2 g g g b2 b1 b0",
+    0: "g g 0 g 1 g 2 h g bh g b2 g b1 b0",  # torch's own: when the host reaches a block; in backward one ahead
+    1: "g g g 0 g 1 2 h g bh g b2 g b1 b0",  # root and two: block 0 computes while block 1 arrives
+    2: "g g g g 0 1 2 h g g bh g b2 b1 b0",  # backward begins at the root too: two arrive while the head's is computed
 }
 
 
@@ -241,9 +244,9 @@ def test_as_many_units_are_gathered_at_once_as_the_planner_counts(ranks):
 
 
 UNTIED_ORDERS = {
-    0: "g g 0 g 1 g 2 g g r g b2 r g b1 r b0 r r",
-    1: "g g g 0 g 1 g 2 g r g b2 r g b1 r b0 r r",  # the head arrives while block 2 computes
-    2: "g g g g 0 g 1 2 g g r g b2 r b1 r b0 r r",
+    0: "g g 0 g 1 g 2 g h g bh r g b2 r g b1 r b0 r r",
+    1: "g g g 0 g 1 g 2 h g bh r g b2 r g b1 r b0 r r",  # the head arrives while block 2 computes
+    2: "g g g g 0 g 1 2 h g g bh r g b2 r b1 r b0 r r",
 }
 
 

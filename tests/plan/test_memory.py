@@ -107,6 +107,24 @@ def test_and_those_of_the_first_of_two_ranks(ranks):
     assert all(sum(second[name]) <= sum(first[name]) for name in first)
 
 
+ALL, END, UNIT = 110_544, 12_288, (110_544 - 2 * 12_288) / 5
+"""Parameters of the untied llama: all of them, embedding or head, and one of 5 blocks (with its share of the final norm)."""
+GATHERED = {
+    1: lambda c, r: c * ALL + r * ALL,
+    2: lambda c, r: c * ALL + r * UNIT,
+    3: lambda c, r: c * (2 * UNIT + 2 * END) + r * (UNIT + END),
+}
+"""zero -> bytes, with c as computed and r as reduced: what is gathered, and whole gradients."""
+
+
+@pytest.mark.parametrize(("policy", "computed", "reduced"), [("fp32", 4, 4), ("bf16", 2, 4), ("bf16-pure", 2, 4)])
+@pytest.mark.parametrize("zero", GATHERED)
+def test_what_is_gathered_is_the_model_or_units_of_it_and_whole_gradients(zero, policy, computed, reduced):
+    cut = {"zero": zero, "replicate": 1, "shard": 2}
+    found = counted(2, model=MODELS["llama"], precision={"policy": policy}, parallel=cut).gathered
+    assert found == pytest.approx(GATHERED[zero](computed, reduced), abs=1)
+
+
 def test_a_base_in_four_bits_is_counted_as_it_is_stored():
     case = {"adapter": {"rank": 4, "base": "nf4"}, "precision": {"policy": "bf16"}, "model": ROOMY}
     architecture = ModelConfig.model_validate(ROOMY).architecture()

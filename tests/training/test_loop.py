@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tests import tiny
+from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.commit import committed_steps
 from windlass.commands.data_consumed import consumed
 from windlass.contract import num_ranks, rank
 from windlass.errors import UserError
@@ -79,6 +81,37 @@ def test_a_train_that_raises_lets_go_of_everything_while_its_error_lives(base, m
     assert read_status(config.run.directory).state == "failed"
     assert train(config).step == tiny.STEPS, "the third goes on, with both errors alive"
     assert [line["step"] for line in tiny.lines(config.run.directory) if line["kind"] == "resume"] == [3, 3]
+
+
+def test_a_train_that_raises_has_committed_what_it_saved_before(base, monkeypatch, at_step):
+    """A save in the background is under way: the caller may end the process, or read the checkpoint, as soon as train returns."""
+    from windlass import train
+
+    monkeypatch.delenv("RANK", raising=False)
+    config, may_write = tiny.recipe(base, "raises behind a save", checkpoint={"every_steps": 3}), threading.Event()
+    write, wait = Checkpoints._write, Checkpoints.wait
+
+    def late_write(*args):
+        assert may_write.wait(60)
+        return write(*args)
+
+    def noted_wait(checkpoints):
+        if checkpoints._pending is not None:
+            may_write.set()
+        wait(checkpoints)
+
+    def fail():
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Checkpoints, "_write", late_write)
+    monkeypatch.setattr(Checkpoints, "wait", noted_wait)
+    at_step(fail, 4)
+    try:
+        with pytest.raises(ValueError, match="planted"):
+            train(config)
+        assert committed_steps(config.run.directory / "checkpoints") == [3]
+    finally:
+        may_write.set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])

@@ -131,7 +131,7 @@ class Checkpoint:
             token = self._token_of(name)
             if token and token != self.manifest.token:
                 return Problem(name, "stale", f"it belongs to the save {token}, this is the save {self.manifest.token}")
-            return Problem(name, "hash", error.given)
+            return Problem(name, "hash", error.given.removeprefix(f"{name}: ").removeprefix("hash "))
         except UserError as error:
             return Problem(name, "unreadable", error.given)
         return None

@@ -237,11 +237,12 @@ class Decoder(nn.Module):
         seen = self.source_losses.of(sources, targets)
         return self._end(hidden_BTD, targets, per_row, by_row, factor, seen, percent) if self.last else hidden_BTD
 
-    def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
+    def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *of_the_loss: Any) -> Tensor:
+        """Logits, or with targets the loss. `of_the_loss`: head/loss.py's arguments behind the targets, in their order."""
         is_tied = self.arch.tied and self.first
         assert not is_tied or self.lm_head.weight is self.model.embed_tokens.weight, "call tie() after to_empty"
         normed_BTD, scale = self.model.norm(hidden_BTD), self.arch.logit_scale
-        return self.lm_head(normed_BTD if scale == 1.0 else normed_BTD * scale, targets, *per_row)
+        return self.lm_head(normed_BTD if scale == 1.0 else normed_BTD * scale, targets, *of_the_loss)
 
     def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, ...]:
         """Which positions matrices read here, which the stream has, and which heads are here; None for all of them."""

@@ -153,7 +153,7 @@ TABLE: Final = (
     OtherName("objective", "stage", "LLaMA-Factory", lambda v: objective_setting(v)),
     OtherName("objective", "rl", "axolotl", lambda v: objective_setting(v)),
     OtherName("objective", "kind", _PAIRS, lambda v: objective_setting(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
-    OtherName("objective", "loss", _PAIRS, lambda v: objective_setting(v) if str(v).lower() in _ABSENT else None),
+    OtherName("objective", "loss", _PAIRS, lambda v: _loss_meant(v)),
     OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: objective_setting(v)),
     OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
     OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
@@ -182,6 +182,13 @@ def objective_setting(value: Any) -> str:
     """The setting for an objective or a loss that another tool names."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
     return _STAGES.get(name) or _LOSSES.get(name) or INSTEAD
+
+
+def _loss_meant(value: Any) -> str | None:
+    """The setting for a value of `objective.loss` that is none of ours."""
+    if str(value).lower() == "dpo":
+        return "objective.loss=sigmoid, which is DPO's as it was published"
+    return objective_setting(value) if str(value).lower() in _ABSENT else None
 
 
 def _faster(value: Any) -> str:

@@ -7,8 +7,9 @@ gathered element, r per reduced one:
 
                       ZeRO-3 (zero: 3)              ZeRO-2 (zero: 2)              ZeRO-1 (zero: 1)
     kept per rank     parameters 4P/S, gradients    the same, and b P of          the same as ZeRO-2, and r P of
-                      4P/S, states 8P/S; two        gathered parameters           whole gradients from the first
-                      units gathered                through the step              backward to the last
+                      4P/S, states 8P/S; the ends   gathered parameters           whole gradients from the first
+                      and two units of blocks       through the step              backward to the last
+                      gathered
     all-gathers       A (2 U - E): each unit in     U: gathered once, kept        U
                       forward and again in          over all micro-batches
                       backward; the ends are

@@ -7,8 +7,10 @@ A global batch is M micro-batches (accumulation). parallel.schedule sets the ord
 (rules/schedules.py), stages.py cuts the model, tie.py keeps a tied embedding one. P ranks, S stages:
 
     kept per rank    parameters, gradients and states of its own stages; activations of up to M (gpipe) or P (1f1b)
-                     micro-batches; under FSDP its stages' parameters gathered through the step and gradients whole until
-                     the last micro-batch, so what FSDP cuts is ZeRO-1's (zero: 1)
+                     micro-batches, rank p of interleaved-1f1b of 3 P - 1 - 2 p in one of its two stages each (of the
+                     zero-bubble schedules: not derived, and a budget of activations is refused there); under FSDP
+                     its stages' parameters gathered through the step and gradients whole until the last micro-batch,
+                     so what FSDP cuts is ZeRO-1's (zero: 1)
     sent per step    2 M messages (hidden, its gradient) of B T D / tp elements over every border between stages on two ranks:
                      S - 1 borders, zbv S - 2, since its middle two stages are on one rank;
                      2 V D elements where a tied embedding's ends are on two ranks; the loss, 1 element, to all stages

@@ -6,8 +6,8 @@ Between two steps, from the first update on, per parameter of this rank (n of th
     copies       c n beside masters (16 bits on one rank, precision/masters.py): what products read
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
-    gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the ends and `gathered_units` of blocks, and a
-                 unit's whole gradient; zero 1 also the whole gradients
+    gathered     what FSDP2 gathers of the model's N parameters: zero 1 and 2 all, c N; zero 3 the ends and `gathered_units` of
+                 blocks. And whole gradients: zero 1 of all, zero 2 of the largest unit, zero 3 of a unit of blocks and an end
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
 

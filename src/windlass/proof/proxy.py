@@ -77,7 +77,7 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
     if config.adapter.base == "nf4":
         small = widened(small, cell.layout.tp)
     unproved: list[str] = []
-    parallel = _parallel(config, cell, unproved)
+    parallel = _parallel(cell, unproved)
     micro = min(2, config.micro_batch)
     length = _length(cell)
     num_micro = _num_micro(cell, micro, length)
@@ -241,7 +241,7 @@ def _num_micro(cell: Cell, micro: int, length: int) -> int:
     raise AssertionError(f"no number of micro-batches for {cell.name}")
 
 
-def _parallel(config: RunConfig, cell: Cell, unproved: list[str]) -> dict[str, Any]:
+def _parallel(cell: Cell, unproved: list[str]) -> dict[str, Any]:
     given = cell.parallel.model_dump()
     if cell.parallel.compiles or (cell.parallel.compile == "auto" and can_compile("cuda")):
         unproved.append("parallel.compile: the proxy model's blocks run uncompiled")

@@ -213,7 +213,8 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A run that ended well leaves no page. Where a launcher watches, the page goes with the process, which may not leave.
+        """A run that ended well leaves no page. Where a launcher watches, the page stays until the process ends, since a process
+        may hang in its end.
         The page of a run that failed stays for the launcher, as a dead process's: its process may live on, and would be ended by
         STACK_SIGNAL from here on."""
         if error is None and self._is_watched and self._files:

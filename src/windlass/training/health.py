@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,14 +22,12 @@ from windlass.errors import Diverged
 from windlass.optim.optimizer import Optimizer
 from windlass.report.metrics import Recorder
 
-MOST: float = 0.5  # of a tensor's elements: above it more updates are lost to rounding than made
-NAMED: int = 3  # tensors that the alarm names
-
-
-SPIKE: float = 100.0  # times the median; our choice: clipped, such a batch still turns the whole update its way
-MEDIAN_OF: int = 100  # steps, of which at least MEDIAN_FROM have been taken; our choice
-MEDIAN_FROM: int = 10
-SAMPLES_NAMED: int = 16  # of a spike's batch, in its sentence; its event has them all
+MOST: Final = 0.5  # of a tensor's elements: above it more updates are lost to rounding than made
+NAMED: Final = 3  # tensors that the alarm names
+SPIKE: Final = 100.0  # times the median; our choice: clipped, such a batch still turns the whole update its way
+MEDIAN_OF: Final = 100  # steps, of which at least MEDIAN_FROM have been taken; our choice
+MEDIAN_FROM: Final = 10
+SAMPLES_NAMED: Final = 16  # of a spike's batch, in its sentence; its event has them all
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def open_heartbeat(run_directory: Path, is_seen: bool) -> Heartbeat:
 
 
 def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.AbstractContextManager[None]:
-    """Inside, a process looks after this host's ranks, where no launcher of ours does; its first rank starts it. Not after one
-    process that nobody would start again, or that somebody sits before, with a debugger maybe. Collective."""
+    """Inside, a process looks after this host's ranks, where no launcher of ours does; the first of them starts it. There is none
+    for a single process that nothing would start again, or that runs on a terminal, with a debugger maybe. Collective."""
     is_alone = runtime.world == 1 and (not is_restarted() or (sys.stdin is not None and sys.stdin.isatty()))
     if has_agent() or not is_seen or runtime.store is None or not config.launch.stall_s or is_alone:
         return contextlib.nullcontext()

@@ -93,6 +93,13 @@ def test_bf16_sums_in_fp32_and_returns_gradients_in_bf16():
         assert (ours - theirs).float().norm() < 0.01 * theirs.float().norm()
 
 
+def test_a_bf16_heads_gradient_is_added_up_in_fp32_over_hundreds_of_chunks():
+    total, ones = None, torch.ones(1, 4, dtype=torch.bfloat16)
+    for _ in range(300):
+        total = loss_module._add_product(total, ones, ones, torch.float32)
+    assert (total == 300).all(), "a sum in bf16 stays at 256"
+
+
 def test_the_factor_of_a_bf16_gradient_is_not_rounded_to_bf16(monkeypatch):
     factor = 1 / 1031  # bf16 has 1 / 1032 for it: every gradient 0.1 % too small
     assert abs(torch.tensor(factor).bfloat16().double().item() / factor - 1) > 8e-4

@@ -52,6 +52,13 @@ def test_a_length_waits_for_a_model_that_can_be_cut():
         "data.sequence_length=30 for a model of 20 positions",
         "data.sequence_length=30",
     ]
+    error = refused({"tp": 16}, short, others=others)
+    assert [one.given.partition(" with ")[0] for one in error.errors] == [
+        "parallel.tp=16 for a model of 8 query heads and 40 channels of the MLP",
+        "data.sequence_length=30 for a model of 20 positions",
+    ], "the positions that the model has do not wait"
+    error = refused({"tp": 4, "zero": 1, "pp": 9, "schedule": "1f1b"}, MODEL, others=others)
+    assert "data.sequence_length=30 with parallel.tp=4" in [one.given for one in error.errors], "nor for other mistakes"
 
 
 def test_a_world_brings_the_ranks_of_experts_and_the_batch():

@@ -117,6 +117,8 @@ def test_idle_time_is_the_theory_s_and_schedules_rank_as_it_says(ranks, pp, num_
             assert [most_kept(log) for log in logs] == [num_micro] * pp
         elif schedule == "1f1b":
             assert [most_kept(log) for log in logs] == [pp - rank for rank in range(pp)]
+        elif schedule == "interleaved-1f1b":
+            assert [most_kept(log) for log in logs] == [3 * pp - 1 - 2 * rank for rank in range(pp)]
     assert idle["gpipe"] == pytest.approx((pp - 1) / (num_micro + pp - 1))
     assert idle["1f1b"] == pytest.approx((pp - 1) / (num_micro + pp - 1))
     assert idle["interleaved-1f1b"] == pytest.approx((pp - 1) / (2 * num_micro + pp - 1))

@@ -67,7 +67,7 @@ def read_torchtune(keys: Keys) -> Facts:
     _switches(keys, facts)
     _validation(datasets, keys.section("dataset_val"), facts)
     facts.borders = borders_of_torchtune(datasets)
-    facts.sources = [_rows(data, facts) for data in datasets]
+    facts.sources = [_rows(data) for data in datasets]
     for section, rest in (
         ("checkpointer", checkpointer),
         ("tokenizer", tokenizer),
@@ -137,10 +137,10 @@ def _validation(datasets: list[Keys], scored: Keys, facts: Facts) -> None:
     if border and scored.left == {**trained, "split": f"{border[1]}[{border[2]}%:]"} and 0 < int(border[2]) < 100:
         facts.validation, trained["split"] = (100 - int(border[2])) / 100, border[1]
     else:
-        facts.validation_rows = _rows(scored, facts)
+        facts.validation_rows = _rows(scored)
 
 
-def _rows(data: Keys, facts: Facts) -> Rows:
+def _rows(data: Keys) -> Rows:
     """One data set. Raises UserError where the file does not say which one: a recipe would learn from another."""
     component = last_part(data.take("_component_", ""))
     file, source = data.take("data_files"), data.take("source")

@@ -83,10 +83,15 @@ def layout_errors(
     if (policy := others.policy) is not None:
         yield from _found_by(lambda: split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, policy))
         yield from _found_by(lambda: fp8_errors(parallel, policy))
-    sizes = list(_model_errors(parallel, architecture, others)) if architecture is not None else []
-    yield from sizes
-    if (length := others.sequence_length) is not None and not sizes:  # no length helps a model that cannot be cut so
-        yield from _found_by(lambda: _length_errors(parallel, architecture, length, others.is_length_fixed))
+    cuts = list(_cut_errors(parallel, architecture, others)) if architecture is not None else []
+    yield from cuts
+    if architecture is not None:
+        yield from _model_errors(parallel, architecture, others)
+    if (length := others.sequence_length) is not None:
+        if architecture is not None:
+            yield from _found_by(lambda: length_errors(length, architecture))
+        if not cuts:  # no length helps a model that cannot be cut so
+            yield from _found_by(lambda: _position_errors(parallel, architecture, length, others.is_length_fixed))
     if world is not None and not contradictions:
         yield from _found_by(lambda: _world_errors(parallel, world, others, are_sequences_whole=not sequences))
     elif parallel.or_default("shard") > 0:
@@ -105,14 +110,17 @@ def _found_by(rule: Callable[[], Iterator[UserError]]) -> list[UserError]:
     return list(judged(called()))
 
 
-def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
-    layers = architecture.num_layers
+def _cut_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
     degrees = _found_by(lambda: degree_errors(parallel.tp, architecture))
     yield from degrees
     if not degrees:
         if others.is_nf4:
             yield from _found_by(lambda: nf4_errors(parallel.tp, architecture))
         yield from _found_by(lambda: head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture))
+
+
+def _model_errors(parallel: ParallelConfig, architecture: Architecture, others: OtherSettings) -> Iterator[UserError]:
+    layers = architecture.num_layers
     yield from _found_by(lambda: empty_stage_errors(parallel.schedule, parallel.pp, layers))
     yield from _found_by(lambda: unit_errors(parallel, layers))
     yield from _found_by(lambda: model_expert_errors(architecture, parallel, others.optimizer))
@@ -123,11 +131,9 @@ def _known_rank_errors(parallel: ParallelConfig) -> Iterator[UserError]:
         yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
 
 
-def _length_errors(
+def _position_errors(
     parallel: ParallelConfig, architecture: Architecture | None, length: int, is_fixed: bool
 ) -> Iterator[UserError]:
-    if architecture is not None:
-        yield from length_errors(length, architecture)
     yield from position_errors(parallel.tp, length, parallel.context, parallel.context_kind, architecture, is_fixed)
 
 

@@ -63,8 +63,9 @@ def in_flight(schedule: Schedule, num_ranks: int, stage: int, num_micro: int) ->
     warm_up = min(2 * num_micro, per_round + 2 * (num_ranks - 1 - rank))
     held = most = 0
     for step in range(2 * num_micro):
-        held += step // per_round % 2 == own
+        is_forward_here = step // per_round % 2 == own
+        is_backward_here = step >= warm_up and 1 - (step - warm_up) // per_round % 2 == own
+        held += int(is_forward_here)
         most = max(most, held)
-        if step >= warm_up:
-            held -= 1 - (step - warm_up) // per_round % 2 == own
+        held -= int(is_backward_here)
     return most

@@ -57,12 +57,14 @@ def choose_flash(
         return config, []
     opened.enter_context(flash_kept())
     if asked != "auto":
-        chosen, reasons = _first_right([asked], config, architecture, runtime)
+        chosen, reasons = _activate_first_right([asked], config, architecture, runtime)
         if chosen != asked:
             raise _refused(asked, runtime, reasons[asked])
         return config, []
     before = runtime.shared(_version_before(trainer_state, runtime))
-    chosen, reasons = _first_right([*([] if before is None else [before]), *VERSIONS], config, architecture, runtime)
+    chosen, reasons = _activate_first_right(
+        [*([] if before is None else [before]), *VERSIONS], config, architecture, runtime
+    )
     found = config.changed(run=config.run.changed(flash_attention=chosen))
     return found, [_sentence(chosen, before, reasons, runtime)]
 
@@ -76,7 +78,7 @@ def _has_choice(config: RunConfig, architecture: Architecture, runtime: Runtime)
     return has_documents and is_flash and any(majors <= set(known) for known in MAJORS.values())
 
 
-def _first_right(
+def _activate_first_right(
     order: Sequence[int], config: RunConfig, architecture: Architecture, runtime: Runtime
 ) -> tuple[int, dict[int, str]]:
     """The first version that runs on every rank, active from here on, and why those before it do not. Collective."""
