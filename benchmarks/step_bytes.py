@@ -49,10 +49,11 @@ from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import build
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.records import Record, local_tensor
+from windlass.parallel.records import Record
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import Ranks
+from windlass.ranks.owned_part import local_tensor
 
 RESULT = Path(__file__).parent / "results/step_bytes.json"
 MODEL = {

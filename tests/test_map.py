@@ -45,9 +45,9 @@ HALL = (
 )
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "optim": (),
+    "optim": ("ranks",),
     "report": (),
-    "precision": (),
+    "precision": ("ranks",),
     "hub": (),
     "other_names": (),
     "ranks": (),
@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "model.families": ("model",),
     "model.head": ("model",),
     "model.lora": ("adapters", "model"),
-    "parallel": ("model", "model.attention", "model.head", "model.lora", "precision", "parallel.rules"),
+    "parallel": ("model", "model.attention", "model.head", "model.lora", "precision", "ranks", "parallel.rules"),
     "parallel.rules": ("model", "model.lora", "parallel"),
     "objectives": ("model.head", "parallel"),
     "adapters": ("model", "model.lora", "ranks"),
@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "training.parts": (
         "", "objectives", "data", "data.prepare", "data.shards", "data.stream", "model", "model.families", "precision",
-        "parallel", "optim", "checkpoint", "report", "report.sinks", "plan", "training.start",
+        "parallel", "optim", "checkpoint", "report", "report.sinks", "plan", "ranks", "training.start",
     ),
     "training.sizing": (
         "", "model", "model.attention", "model.lora", "precision", "parallel", "optim", "plan", "training.start",
@@ -420,7 +420,6 @@ BROAD_EXCEPT = {
 NO_TEST_OF_ITS_OWN = {
     "data/batch_fields.py": "an alias and a number",
     "__main__.py": "one line: python -m windlass",
-    "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/models.py": "cli/test_main.py runs its commands, commands/models/ what they call",
     "report/sinks/sink.py": "a protocol, and what it is given: report/sinks/test_follow.py",
@@ -430,8 +429,6 @@ NO_TEST_OF_ITS_OWN = {
     "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py, test_stacks.py, speed/ what they call",
-    "launch/elastic.py": "launch/test_nodes_in_namespaces.py: whole runs on two and three hosts",
-    "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/held_out.py": "data/test_config.py: every form of validation; data/prepare/test_hold_out.py: what is held out",
     "data/tokenizer_config.py": "data/test_config.py: every rule",
@@ -443,23 +440,18 @@ NO_TEST_OF_ITS_OWN = {
     "other_names/spellings.py": "other_names/test_table.py: every spelling, where a recipe has it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_commit.py read and write nothing else",
-    "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
     "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",
-    "model/cache.py": "model/test_transformer.py: with and without it the same text",
     "model/head/head.py": "model/head/test_loss.py: chunks, padding, precision, under FSDP2",
-    "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
-    "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
-    "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "training/memory_advice.py": "training/sizing/test_out_of_memory.py: a step that runs out",
     "training/parts/open_recorder.py": "training/test_assemble.py: one console; training/test_run.py reads what it records",
     "training/parts/open_data.py": "training/test_assemble.py opens a run's, commands/models/test_evaluate.py sets alone",
-    "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
+    "adapters/config.py": "model/lora/test_adapter.py and training/runs/test_adapter_run.py: its rules, where recipes are read",
     "doctor/diagnosis.py": "a named tuple: doctor/test_*.py read every field",
-    "commands/models/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
+    "commands/models/export_adapter.py": "training/runs/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
     "flyte/ranks.py": "flyte/test_tasks.py: which failures of a container with two ranks are retried",
-    "training/parts/reference_scores.py": "training/test_preference_run.py: kept, read again, damaged, of other weights",
+    "training/parts/reference_scores.py": "training/runs/test_preference_run.py: kept, read again, damaged, of other weights",
     "proof/proxy_data.py": "proof/test_proxy.py",
     "proof/reference_preference.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_routers.py": "proof/test_same_loss.py: ours against it",
@@ -892,11 +884,26 @@ def test_no_global_statement():
     assert_none([f"{place(path)}:{node.lineno}" for path, node in nodes if isinstance(node, ast.Global)])
 
 
+def mirror_of(path):
+    """The file of tests that mirrors a file of the source."""
+    room = "hall" if path.parent == SOURCE else path.parent.relative_to(SOURCE)
+    return ROOT / "tests" / room / f"test_{path.name}"
+
+
 def test_tests_mirror_the_source():
     tested = [path for path in source_files() if path.name != "__init__.py" and place(path) not in NO_TEST_OF_ITS_OWN]
-    rooms = ["hall" if path.parent == SOURCE else path.parent.relative_to(SOURCE) for path in tested]
-    mirrored = [ROOT / "tests" / room / f"test_{path.name}" for room, path in zip(rooms, tested, strict=True)]
-    assert_none([str(path.relative_to(ROOT)) for path in mirrored if not path.is_file()])
+    assert_none([str(path.relative_to(ROOT)) for path in map(mirror_of, tested) if not path.is_file()])
+
+
+def test_what_has_no_test_of_its_own_is_tested_where_it_says():
+    assert_none([name for name in NO_TEST_OF_ITS_OWN if mirror_of(SOURCE / name).is_file()])
+    known = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = [(name, test) for name, why in NO_TEST_OF_ITS_OWN.items() for test in re.findall(r"test_\w+\.py", why)]
+    assert_none([f"{name}: {test}" for name, test in named if test not in known])
+    paths = [
+        (name, test) for name, why in NO_TEST_OF_ITS_OWN.items() for test in re.findall(r"[a-z_/]+/test_\w+\.py", why)
+    ]
+    assert_none([f"{name}: {test}" for name, test in paths if not list((ROOT / "tests").rglob(test))])
 
 
 def modules_after(statement):

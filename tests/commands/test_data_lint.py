@@ -78,4 +78,4 @@ def test_settings_with_a_directory_are_refused(base):
 def test_a_recipe_that_is_not_prepared_is_refused(base):
     with pytest.raises(UserError) as caught:
         lint.lint_data(str(base / "tiny.yaml"), [f"data.directory={base / 'nowhere'}"])
-    assert "holds no prepared data" in caught.value.given and caught.value.change == "windlass prepare"
+    assert "holds no prepared data" in caught.value.given and caught.value.change == "run `windlass prepare RECIPE`"

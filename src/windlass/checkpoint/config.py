@@ -11,7 +11,7 @@ from windlass.settings import Count, Settings
 
 class CheckpointConfig(Settings):
     every_steps: Annotated[Count, Field(ge=1)] | None = None
-    """Save each time this many optimizer steps are done. None: not by step. The end of a run is always saved."""
+    """Save each time this many optimizer steps are done. null: not by step. The end of a run is always saved."""
     every_minutes: Annotated[float, Field(gt=0)] | None = 30.0
     """Save when this many minutes have passed since the last save, by rank 0's clock (checked on logging steps). null: not by
     time."""

@@ -41,6 +41,7 @@ KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
 """A host that has not been heard of for their product is gone. With 1 s x 3 a busy host was taken for dead while it trained."""
 LAST_CALL_S: Final = 20
 """How long a start waits for further hosts once there are as many as it needs."""
+# All of these are chosen: longer than a slow network takes, short enough that nobody asks whether it hangs.
 JOIN_S: Final = 3600
 """How long it waits for as many, or for the endpoint."""
 TRIES: Final = 3

@@ -1,15 +1,17 @@
 """Preferences: of two answers to one prompt the chosen one becomes more likely than the rejected one. DPO and its relatives.
 
 Rows 2i and 2i + 1 of a batch are the chosen and the rejected answer of pair i, behind their prompt, of which nothing counts. For
-a pair, with p the model's and q the reference's probability of an answer (all its tokens), n their number, s the sigmoid:
+a pair, with p the model's and q the reference's probability of an answer (all its tokens), n their number, s the sigmoid, and
+the settings beta, gamma (target_margin) and e (label_smoothing):
 
     d = beta ((log p - log q)(chosen) - (log p - log q)(rejected))        the margin of rewards
     sigmoid   -log s(d)                                                     Rafailov et al., arXiv 2305.18290
-    robust    (-(1 - e) log s(d) + e log s(-d)) / (1 - 2e)                  Chowdhury et al., arXiv 2403.00409; e label_smoothing
+    robust    (-(1 - e) log s(d) + e log s(-d)) / (1 - 2e)                  Chowdhury et al., arXiv 2403.00409
     hinge     max(0, 1 - d)                                                 Zhao et al., arXiv 2309.06657
     ipo       (m - 1 / (2 beta))^2, m as d / beta, of means per token       Azar et al., arXiv 2310.12036
     simpo     -log s(beta (log p / n)(chosen) - beta (log p / n)(rejected) - gamma)      Meng et al., arXiv 2405.14734
-    orpo      -a(chosen) - beta log s(o(chosen) - o(rejected)), a = log p / n, o = a - log(1 - e^a)  Hong et al., arXiv 2403.07691
+    orpo      -a(chosen) - beta log s(h(chosen) - h(rejected))              Hong et al., arXiv 2403.07691
+              with a = log p / n and the log-odds h = a - log(1 - exp(a))
 
 **One loop, one program.** Layouts compute sums of nats per row and nothing else, so the loss is given to them as its tangent at
 the current weights. `program.score` reads log p of each row without a gradient; here the loss f of a pair is differentiated by
@@ -118,7 +120,8 @@ class Preference:
 
     def figures(self) -> dict[str, Tensor]:
         """Means over the pairs of the last batches: `reward_chosen` and `reward_rejected`, beta (log p - log q); `margin`, their
-        difference; `accuracy`, the share of pairs with a margin above 0. without a reference a reward is beta (log p / n)."""
+        difference; `accuracy`, the share of pairs with a margin above 0. A loss without a reference has rewards
+        beta log p / n."""
         if self._sums is None or self._program is None:
             return {}
         *sums, pairs = self._program.mesh.sum_over_batch(self._sums.clone()).unbind()

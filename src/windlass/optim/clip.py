@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from windlass.ranks.owned_part import local_tensor
+
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s, so that one process with torch's own clip gives the same numbers
 
 _MESH: Final = attrgetter("_spec.mesh")
@@ -78,7 +80,7 @@ def _by_mesh(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 def _local(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     if not _has_shards(gradients):
         return gradients
-    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    return [local_tensor(gradient) for gradient in gradients]
 
 
 def _has_shards(gradients: list[torch.Tensor]) -> bool:

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from windlass.optim.rounding import numbering_of, rounded_to, step_keys, stream_keys, two_noises
+from windlass.ranks.owned_part import local_part
 
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
@@ -82,9 +83,9 @@ def update(
     skip, divisor, shrink, size, root, beta1, beta2, epsilon = constants
     wide = torch.promote_types(weight_N.dtype, torch.float32)
     gradient_N, old_N = gradient_N.to(wide) / divisor, weight_N.to(wide)
-    mean = mean_N.to(wide).lerp(gradient_N, 1 - beta1)
-    square = square_N.to(wide) * beta2 + (1 - beta2) * gradient_N * gradient_N
-    new_N = old_N - (shrink * old_N + size * (mean / (square.sqrt() / root + epsilon)))
+    new_mean_N = mean_N.to(wide).lerp(gradient_N, 1 - beta1)
+    new_square_N = square_N.to(wide) * beta2 + (1 - beta2) * gradient_N * gradient_N
+    new_N = old_N - (shrink * old_N + size * (new_mean_N / (new_square_N.sqrt() / root + epsilon)))
     noise_weight = noise_mean = noise_square = None
     if elements_N is not None and keys_22 is not None:
         noise_mean, noise_square = two_noises(elements_N, keys_22[0])
@@ -93,8 +94,8 @@ def update(
     weight_N.copy_(stored_N)
     if copy_N is not None:
         copy_N.copy_(stored_N)
-    mean_N.copy_(torch.where(skip, mean_N, rounded_to(mean, mean_N.dtype, noise_mean)))
-    square_N.copy_(torch.where(skip, square_N, rounded_to(square, square_N.dtype, noise_square)))
+    mean_N.copy_(torch.where(skip, mean_N, rounded_to(new_mean_N, mean_N.dtype, noise_mean)))
+    square_N.copy_(torch.where(skip, square_N, rounded_to(new_square_N, square_N.dtype, noise_square)))
     return old_N, new_N
 
 
@@ -237,5 +238,4 @@ class ElementwiseAdamW(torch.optim.Optimizer):
 
 def _flat(tensor: Tensor) -> Tensor:
     """This rank's part as one row that shares its memory."""
-    local = tensor.detach()
-    return (local.to_local() if isinstance(local, DTensor) else local).view(-1)
+    return local_part(tensor).view(-1)

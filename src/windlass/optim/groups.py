@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import Rules
+from windlass.ranks.owned_part import local_tensor
 
 
 class Parameter(Protocol):
@@ -71,11 +72,9 @@ def write_copies(records: Sequence[Parameter]) -> None:
     pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
     if pairs:
         with torch.no_grad():
-            torch._foreach_copy_([_local(copy) for copy, _ in pairs], [_local(tensor) for _, tensor in pairs])
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            torch._foreach_copy_(
+                [local_tensor(copy) for copy, _ in pairs], [local_tensor(tensor) for _, tensor in pairs]
+            )
 
 
 def set_learning_rate(groups: Sequence[dict[str, Any]], rate: float) -> None:

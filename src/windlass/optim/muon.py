@@ -40,6 +40,7 @@ from windlass.optim.clip import clip_divisor
 from windlass.optim.config import OptimConfig
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
 from windlass.optim.rules import Rules
+from windlass.ranks.owned_part import local_tensor
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)  # Jordan's quintic, torch's default
 MATCH_ADAMW: Final = 0.2  # the usual RMS of an AdamW update, arXiv 2502.16982, section 2.2
@@ -90,7 +91,7 @@ class Muon:
             rate = group["lr"]
             for dealt in _rounds(group["params"]):
                 for parameter, update in zip(dealt, self._orthogonal(dealt, is_finite, divisor)):
-                    local = _local(parameter)
+                    local = local_tensor(parameter)
                     size = rate * MATCH_ADAMW * max(parameter.shape) ** 0.5
                     local.mul_(1 - taken * (rate * group["weight_decay"]))
                     local.sub_(update.to(local.dtype).mul_(taken * size))
@@ -138,8 +139,8 @@ class Muon:
         assert parameter.grad is not None, (
             "the check after the first step has seen a gradient of every trainable parameter"
         )
-        momentum, beta = _local(self._momentum(parameter)), self._settings.momentum
-        gradient = torch.where(is_finite, _local(parameter.grad) / divisor, 0)
+        momentum, beta = local_tensor(self._momentum(parameter)), self._settings.momentum
+        gradient = torch.where(is_finite, local_tensor(parameter.grad) / divisor, 0)
         momentum.lerp_(gradient, (1 - beta) * is_finite.to(momentum.dtype))
         return (gradient.lerp(momentum, beta) if self._settings.nesterov else momentum).to(self._compute)
 
@@ -225,7 +226,3 @@ def _rows(count: int, num_ranks: int) -> list[int]:
     """How FSDP2 cuts `count` rows (torch.chunk): equal parts, the last with rows smaller, then empty ones."""
     most = -(-count // num_ranks)
     return [min(max(count - rank * most, 0), most) for rank in range(num_ranks)]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

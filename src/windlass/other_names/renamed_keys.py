@@ -129,12 +129,13 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "optim.schedule, which has no restarts": "num_cycles",
     },
     "checkpoint": {
-        "checkpoint.every_steps={}": "save_steps save_every save_interval interval steps every frequency save_freq",
+        "checkpoint.every_steps={}":
+            "save_steps save_every checkpoint_every save_interval interval steps every frequency save_freq",
         "checkpoint.keep_last={}": "save_total_limit keep max_to_keep keep_latest_k",
         "remove it: checkpoints are in run.directory": "dir folder path save_dir",
     },
     "evaluate": {
-        "evaluate.every_steps={}": "eval_steps eval_every eval_interval interval steps every frequency",
+        "evaluate.every_steps={}": "eval_steps eval_every validate_every eval_interval interval steps every frequency",
         "evaluate.sequences={}": "samples num_samples",
         "evaluate.sequences, that number times the sequences of a batch":
             "batches num_batches eval_iters limit_val_batches eval_batches val_batches",

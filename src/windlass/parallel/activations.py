@@ -46,11 +46,11 @@ from windlass.parallel.config import RECOMPUTES, ParallelConfig
 from windlass.parallel.context import apply_context
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.recompute import apply_recompute
-from windlass.parallel.records import local_tensor
 from windlass.parallel.rules.budget import check_least
 from windlass.parallel.stages import blocks_in_flight
 from windlass.parallel.tensor import apply_tensor
 from windlass.precision.policy import Precision
+from windlass.ranks.owned_part import local_tensor
 from windlass.units import GIB, format_bytes
 
 

@@ -48,7 +48,7 @@ from windlass.model.moe import Compute, Experts, MoE, gather_rows, sort_rows
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import cut_parameter, scatter
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.records import local_tensor
+from windlass.ranks.owned_part import local_tensor
 
 EXPERTS, CHANNELS_OUT, CHANNELS_IN = Shard(0), Shard(1), Shard(2)  # of weights [E, out, in]
 

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
+
+from windlass.ranks.owned_part import local_tensor
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,3 @@ def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
     """This rank's parts; frozen parameters have none."""
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
     return [local_tensor(gradient) for gradient in gradients]
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, in the same memory; a plain tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

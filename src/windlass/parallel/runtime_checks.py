@@ -37,7 +37,8 @@ from windlass.data.batch_fields import Batch
 from windlass.errors import OutOfSync
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.program import Program
-from windlass.parallel.records import Record, local_tensor
+from windlass.parallel.records import Record
+from windlass.ranks.owned_part import local_tensor
 
 PIECE: Final = 1 << 22  # words hashed at a time: 64 MiB of scratch
 ODD: Final = -7046029254386353131  # 2^64 / golden ratio, as a signed number

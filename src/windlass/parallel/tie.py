@@ -21,10 +21,10 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from windlass.parallel.records import NO_MASTERS
+from windlass.ranks.owned_part import local_part
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
@@ -52,11 +52,11 @@ class Tie:
     def spread(self) -> None:
         """The embedding's values, into its mirror."""
         if self._embedding is not None and self.head is not None:
-            _local(self.head).copy_(_local(self._embedding))
+            local_part(self.head).copy_(local_part(self._embedding))
         elif self._embedding is not None:
-            dist.send(_local(self._embedding), group=self._group, group_dst=self._last)
+            dist.send(local_part(self._embedding), group=self._group, group_dst=self._last)
         elif self.head is not None:
-            dist.recv(_local(self.head), group=self._group, group_src=self._first)
+            dist.recv(local_part(self.head), group=self._group, group_src=self._first)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -77,10 +77,6 @@ class Tie:
             self.head_sum.grad = None
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
 def _gradient(parameter: Parameter) -> torch.Tensor:
     assert parameter.grad is not None, "both ends of the tie take part in the loss"
-    return _local(parameter.grad).contiguous()
+    return local_part(parameter.grad).contiguous()

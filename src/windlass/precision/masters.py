@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from windlass.precision.policy import Precision
+from windlass.ranks.owned_part import local_tensor
 
 COMPILED_FROM: Final = 1 << 20
 """Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
@@ -59,7 +60,7 @@ def apply_masters(
             masters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             masters[name].grad_dtype = precision.gradients
             if parameter.requires_grad:
-                add = compiled_add() if is_compiled and _local(parameter).numel() >= COMPILED_FROM else add_to
+                add = compiled_add() if is_compiled and local_tensor(parameter).numel() >= COMPILED_FROM else add_to
                 hand_over = partial(_hand_over, masters[name], precision.gradients, add)
                 parameter.register_post_accumulate_grad_hook(hand_over)
     return masters
@@ -79,19 +80,19 @@ def _hand_over(
     if master.grad is None:
         master.grad = _empty_like(gradient, dtype)
     # flat: one graph for matrices of any sizes
-    add(_local(master.grad).view(-1), _local(gradient).view(-1), is_first)
+    add(local_tensor(master.grad).view(-1), local_tensor(gradient).view(-1), is_first)
 
 
 def _empty_like(gradient: Tensor, dtype: torch.dtype) -> Tensor:
     """An empty tensor that is placed as the gradient is: a part of a sum over `tp` would be the sum by torch's empty_like."""
     if not isinstance(gradient, DTensor):
         return torch.empty_like(gradient, dtype=dtype)
-    empty, mesh, placements = torch.empty_like(_local(gradient), dtype=dtype), gradient.device_mesh, gradient.placements
+    empty, mesh, placements = (
+        torch.empty_like(local_tensor(gradient), dtype=dtype),
+        gradient.device_mesh,
+        gradient.placements,
+    )
     return DTensor.from_local(empty, mesh, placements, run_check=False, shape=gradient.shape, stride=gradient.stride())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def add_to(total: Tensor, gradient: Tensor, is_first: bool) -> None:

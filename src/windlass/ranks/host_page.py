@@ -31,8 +31,8 @@ NEVER: Final = (1 << 32) - 1
 _WORD: Final = struct.Struct("Q")
 """The step after which the answer was heard, plus one, above 32 bits of the answer. One word, so that no processor shows the
 step before its answer."""
-SPINS: Final = 200
-PAUSE_S: Final = 2e-4
+SPINS: Final = 200  # looks before the first pause; chosen
+PAUSE_S: Final = 2e-4  # chosen: what a step may be late
 LOOKS: Final = 256
 """How many looks apart it is asked whether the first rank is there: some 50 ms."""
 WAIT_S: Final = 600.0

@@ -48,10 +48,14 @@ def cutting_axes(tensor: DTensor) -> list[tuple[int, int]]:
     return first + second
 
 
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; a plain tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def local_part(tensor: Tensor) -> Tensor:
-    """The elements this rank holds, as a plain tensor that shares their memory."""
-    whole = tensor.detach()
-    return whole.to_local() if isinstance(whole, DTensor) else whole
+    """The elements this rank holds, as a plain tensor that shares their memory and that autograd does not see."""
+    return local_tensor(tensor.detach())
 
 
 def _chunk(whole: range, num_pieces: int, index: int) -> range:

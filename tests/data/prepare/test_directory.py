@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -124,6 +125,54 @@ def test_the_second_waits_and_says_so(tmp_path):
         assert said == [f"another process is preparing {tmp_path}/data: waiting for it"]
     thread.join(10)
     assert entered.is_set()
+
+
+def refused():
+    raise UserError("given", "rule", "change")
+
+
+def test_a_refusal_leaves_nothing_where_nothing_was(tmp_path):
+    for name in ("a/b/data", "data"):
+        with pytest.raises(UserError, match="given"), locked_to_prepare(tmp_path / name, print):
+            refused()
+        assert os.listdir(tmp_path) == []
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match="given"), locked_to_prepare(tmp_path / "data", print):
+        refused()
+    assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"], "another preparation may wait for it"
+    (tmp_path / "data").rmdir()
+    with pytest.raises(UserError, match="given"), locked_to_prepare(tmp_path / "data", print):
+        (tmp_path / ".data.work").mkdir()
+        refused()
+    assert sorted(os.listdir(tmp_path)) == [".data.lock", ".data.work"], "what a mended recipe goes on with"
+
+
+def test_who_waited_for_one_that_was_refused_keeps_the_next_out(tmp_path):
+    """The refused one removes the lock file that the second waits for."""
+    said, order, second_may_end = [], [], threading.Event()
+
+    def prepares(name, until):
+        with locked_to_prepare(tmp_path / "data", said.append):
+            order.append(name)
+            assert until.wait(10)
+
+    second = threading.Thread(target=prepares, args=("second", second_may_end))
+    third = threading.Thread(target=prepares, args=("third", second_may_end))
+    with pytest.raises(UserError, match="given"), locked_to_prepare(tmp_path / "data", print):
+        second.start()
+        while not said:
+            time.sleep(0.01)
+        refused()
+    while not order:
+        time.sleep(0.01)
+    third.start()
+    while len(said) < 2:
+        time.sleep(0.01)
+    assert order == ["second"], "the third waits for it"
+    second_may_end.set()
+    second.join(10)
+    third.join(10)
+    assert order == ["second", "third"]
 
 
 def test_the_lock_of_a_killed_holder_is_free(tmp_path):

@@ -198,6 +198,14 @@ def test_an_amount_that_leaves_nothing_is_refused(tmp_path):
         border_of(tokens, [], print, whole)
 
 
+def test_a_share_that_leaves_nothing_is_refused_in_the_recipes_own_words(tmp_path):
+    (tmp_path / "one.txt").write_text("x")
+    config = SourceConfig(path=str(tmp_path / "one.txt"))
+    with pytest.raises(UserError) as caught:
+        border_of_share(0.05, print, Selection([source_of_files(config, scan(config, print))], 0, 1 << 64))
+    assert caught.value.given == "data.validation: 0.05, which is 1 B of 1 B of text"
+
+
 @pytest.mark.parametrize("validation", [{"bytes": 20}, {"tokens": 20}, 0.1, "none"], ids=str)
 @pytest.mark.parametrize(
     ("at_most", "said"),

@@ -47,7 +47,11 @@ def test_every_number_that_a_refusal_names_is_accepted(micro, ranks, schedule, p
 def test_a_step_that_is_no_whole_sequence_is_refused_with_sizes_that_micro_batch_ranks_and_schedule_take():
     assert not list(sequence_errors(64, 16, 3, "1f1b", 4)), "how sequences are divided is asked elsewhere"
     (error,) = sequence_errors(3000, 256, 8, "1f1b", 1)
-    assert error.change == "the nearest that divide: run.tokens_per_step=2048 or 4096"
+    assert error.rule == "a global batch is whole sequences, and 3000 = 11 x 256 + 184"
+    whole = "the nearest that are whole micro-batches of 8 sequences, too: run.tokens_per_step="
+    assert error.change == f"{whole}2048 or 4096"
     (error,) = sequence_errors(3000, 256, 8, "interleaved-1f1b", 4)
-    assert error.change == "the nearest that divide: run.tokens_per_step=8192"
+    assert error.change == f"{whole}8192"
+    (error,) = sequence_errors(3000, 256, 1, "1f1b", 1)
+    assert error.change == "the nearest that divide: run.tokens_per_step=2816 or 3072"
     assert not list(batch_errors(8192, 256, 4, 2, "interleaved-1f1b", 4))

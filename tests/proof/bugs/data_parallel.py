@@ -126,7 +126,7 @@ DATA_PARALLEL = {
     ),
     "matrices that are not clipped": Bug(
         "AdamW's part of the model is clipped, Muon's is not",
-        ((MUON, "_local(parameter.grad) / divisor", "_local(parameter.grad)"),),
+        ((MUON, "local_tensor(parameter.grad) / divisor", "local_tensor(parameter.grad)"),),
         ("exact: qwen3 tied: zero0 replicate2 muons", "exact: qwen3 tied: shard2 full muons"), steps=2,
     ),
     "scale dropped by the schedule": Bug(

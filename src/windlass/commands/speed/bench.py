@@ -32,7 +32,7 @@ from windlass.report.events import read_events
 from windlass.units import format_bytes, format_count
 from windlass.version import __version__
 
-LEAST_EFFICIENCY: Final = 0.8
+LEAST_EFFICIENCY: Final = 0.8  # of scaling, below which a cell is warned of; chosen
 OVERRIDES: Final = (
     "run.tokens=null", "run.epochs=null", "run.start_what=weights", "optim.warmup_steps=0", "checkpoint.keep_best=0",
     "checkpoint.keep_steps=[]", "checkpoint.remote=null", "report.every_steps=3", "report.sinks=[]",

@@ -84,8 +84,11 @@ def check_is_no_source(report: Path, paths: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def locked_to_prepare(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
-    with locked(sibling(directory, "lock"), directory, log):
+    """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write. A refusal leaves
+    nothing where nothing was."""
+    lock = sibling(directory, "lock")
+    absent = [path for path in lock.parents if not path.exists()]
+    with locked(lock, directory, log), _removed_if_refused(lock, directory, absent):
         old = sibling(directory, "old")
         if old.exists() and not directory.exists():  # killed between the two renames of replaced()
             os.rename(old, directory)
@@ -95,18 +98,45 @@ def locked_to_prepare(directory: Path, log: Callable[[str], None]) -> Iterator[N
 
 
 @contextlib.contextmanager
+def _removed_if_refused(lock: Path, directory: Path, absent: Iterable[Path]) -> Iterator[None]:
+    """After a UserError `lock` is removed, while it is held, and the directories that were `absent` before, unless something of a
+    preparation is beside it."""
+    try:
+        yield
+    except UserError:
+        if not directory.exists() and not has_leftovers(directory):
+            lock.unlink(missing_ok=True)
+            for path in absent:
+                with contextlib.suppress(OSError):  # something else is in it
+                    path.rmdir()
+        raise
+
+
+@contextlib.contextmanager
 def locked(path: Path, directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock file `path`, which is made. `directory`: what is prepared, for messages. Raises UserError where it cannot
     write."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path, "a")  # noqa: SIM115  closed below, which frees the lock
-    except OSError as error:
-        given = f"{path.parent} cannot be written: {error.strerror}"
-        raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
-    with lock:
-        _lock(lock, directory, log)
+    with contextlib.ExitStack() as opened:
+        while True:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock = opened.enter_context(open(path, "a"))
+            except OSError as error:
+                given = f"{path.parent} cannot be written: {error.strerror}"
+                raise UserError(
+                    given, "prepared data is written beside its lock file", "give another data.directory"
+                ) from None
+            _lock(lock, directory, log)
+            if _is_at(path, lock):  # else whoever had it was refused, and has removed the file
+                break
         yield
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:

@@ -60,10 +60,11 @@ def border_of(
     log: Callable[[str], None],
     documents: Selection,
     copies: Mapping[int, int] = MappingProxyType({}),
+    given: str | None = None,
 ) -> Border:
     """Where the amount ends among all training documents. `copies`: of each text, by its hash, where they are known; 1 otherwise.
-    Of no documents none are held out: whoever counts them says why there are none. Raises UserError where nothing is left to
-    train on."""
+    `given`: what the recipe says, where that is no amount. Of no documents none are held out: whoever counts them says why there
+    are none. Raises UserError where nothing is left to train on."""
     wanted = amount.bytes or max(1, int((amount.tokens or 0) * _bytes_per_token(documents, tokenizer_files)))
     lowest, total = _lowest(documents, wanted)
     if not lowest:
@@ -72,8 +73,8 @@ def border_of(
     is_cut = held + size > wanted and documents.sources[number].may_be_cut
     if total <= wanted or (held + size == total and not is_cut):
         rule = "an amount is held out of the training text, of rows whole ones, and more than that is there"
-        given = f"data.validation: {amount.in_words}, which is {format_bytes(wanted)} of {format_bytes(total)} of text"
-        raise UserError(given, rule, "hold out less, or give more text; or validation: none")
+        asked = f"data.validation: {given or amount.in_words}, which is {format_bytes(wanted)} of {format_bytes(total)} of text"
+        raise UserError(asked, rule, "hold out less, or give more text; or validation: none")
     alike = copies.get(digest, 1)  # each is cut
     whole, part = len(lowest) - is_cut, max(1, (wanted - held) // alike)
     another = "another document" if whole else "one document"
@@ -100,7 +101,7 @@ def border_of_share(share: float, log: Callable[[str], None], documents: Selecti
     number = copies.total()
     side, texts = ("train" if sides == {True} else "validate"), "1 document" if number == 1 else f"{number} documents"
     log(f"validation: {share:g} of {texts} leaves none to {side} on: {share:g} of their bytes are held out instead")
-    return border_of(HeldOutConfig(bytes=max(1, int(share * total))), [], log, documents, copies)
+    return border_of(HeldOutConfig(bytes=max(1, int(share * total))), [], log, documents, copies, f"{share:g}")
 
 
 def _lowest(documents: Selection, wanted: int) -> tuple[list[tuple[int, int, int]], int]:

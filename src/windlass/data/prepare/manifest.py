@@ -243,7 +243,9 @@ def open_prepared(
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
     prepared = found or find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:
-        raise UserError(f"{directory} holds no prepared data", "data is prepared before it is read", "windlass prepare")
+        raise UserError(
+            f"{directory} holds no prepared data", "data is prepared before it is read", "run `windlass prepare RECIPE`"
+        )
     wanted = json.loads(json.dumps(settings_of(config, sets)))
     for key, value in wanted.items():
         if prepared.settings.get(key) != value:

@@ -15,6 +15,7 @@ from windlass.data.sources.bad_rows import Placed
 from windlass.data.sources.chat_rows import parsed
 from windlass.data.tokenize.chat_samples import conversation_samples, message_words
 from windlass.data.tokenize.chat_template import Template, without_weights
+from windlass.data.tokenize.cores import num_workers
 from windlass.data.tokenize.flags import flagged
 from windlass.data.tokenize.pool import COMPARED_EVERY, Workers
 from windlass.data.tokenize.preferences import PairEncoder
@@ -25,7 +26,7 @@ from windlass.errors import UserError
 REFUSED: Final = "refused by the chat template"
 ROWS_AT_ONCE: Final = 64
 CHARS_AT_ONCE: Final = 256 << 10
-IN_PROCESS_BYTES: Final = 8 << 20
+IN_PROCESS_BYTES: Final = 8 << 20  # chosen, as the next: a worker that renders templates takes seconds to start
 BYTES_PER_WORKER: Final = 16 << 20
 Named = tuple[int | str, str]
 """A row's place, as a.jsonl:12, or else its number in its set; and its text."""
@@ -105,10 +106,8 @@ class RowEncoder:
 
 
 def num_row_workers(num_bytes: int, num_cores: int) -> int:
-    """How many workers to start; 0: encode in this process."""
-    if num_bytes <= IN_PROCESS_BYTES:
-        return 0
-    return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
+    """How many workers to start for rows."""
+    return num_workers(num_bytes, num_cores, IN_PROCESS_BYTES, BYTES_PER_WORKER)
 
 
 def row_batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Named]]:

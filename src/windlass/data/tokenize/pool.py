@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from windlass.data.tokenize.cores import num_workers
 from windlass.data.tokenize.fill_in_middle import Middles
 from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe, first_difference
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -254,10 +255,8 @@ def _run_tasks() -> Encode:
 
 
 def num_text_workers(num_bytes: int, num_cores: int) -> int:
-    """How many workers to start; 0: encode in this process."""
-    if num_bytes <= IN_PROCESS_BYTES:
-        return 0
-    return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
+    """How many workers to start for texts."""
+    return num_workers(num_bytes, num_cores, IN_PROCESS_BYTES, BYTES_PER_WORKER)
 
 
 def encode(

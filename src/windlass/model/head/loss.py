@@ -20,9 +20,9 @@ vocabulary are -inf: no probability and no gradient, whatever their rows hold.
 Capped logits (Gemma 2, arXiv 2408.00118) are c tanh(l / c), and their gradient is multiplied by 1 - tanh^2(l / c).
 
 A head whose rows are cut over ranks (`Cut`) needs three numbers per token from the others: the largest logit, the sum of
-exponentials, and the target's logit, which one rank has. An all-reduce per chunk sends 3 elements per token where the logits
-would be V. The loss is then the same number on every rank, and the hidden states' gradient is this rank's part of a sum
-(Megatron-LM's parallel cross-entropy, arXiv 1909.08053, section 3).
+exponentials, and the target's logit, which one rank has. Two all-reduces per chunk, a maximum of 1 element per token and a sum
+of 2, take the place of V logits. The loss is then the same number on every rank, and the hidden states' gradient is this rank's
+part of a sum (Megatron-LM's parallel cross-entropy, arXiv 1909.08053, section 3).
 
 Legend: B sequences, T positions, N = B T tokens, C tokens of a chunk, D hidden size, V rows of the head (padded) that are here.
 """

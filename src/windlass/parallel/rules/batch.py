@@ -50,11 +50,13 @@ def sequence_errors(
 ) -> Iterator[UserError]:
     """Where a step is no whole number of sequences. `together`: sequences of a micro-batch over the ranks that are known."""
     if tokens_per_step % length:
-        near = near_batches(tokens_per_step, together * length, schedule, pp)
+        near = " or ".join(map(str, near_batches(tokens_per_step, together * length, schedule, pp)))
+        full, rest = divmod(tokens_per_step, length)
+        which = "divide" if together == 1 else f"are whole micro-batches of {together} sequences, too"
         yield UserError(
             f"run.tokens_per_step={tokens_per_step} with data.sequence_length={length}",
-            f"a global batch is whole sequences, and {tokens_per_step} / {length} = {tokens_per_step / length:.2f}",
-            f"the nearest that divide: run.tokens_per_step={' or '.join(map(str, near))}",
+            f"a global batch is whole sequences, and {tokens_per_step} = {full} x {length} + {rest}",
+            f"the nearest that {which}: run.tokens_per_step={near}",
         )
 
 

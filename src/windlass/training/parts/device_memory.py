@@ -12,8 +12,8 @@ import torch
 
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
-from windlass.parallel.records import local_tensor
 from windlass.plan.sizes import StepSize
+from windlass.ranks.owned_part import local_tensor
 from windlass.runtime import Runtime
 
 KINDS: Final = ("parameters", "gradients", "states")
