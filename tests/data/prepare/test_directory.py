@@ -147,6 +147,15 @@ def test_a_refusal_leaves_nothing_where_nothing_was(tmp_path):
     assert sorted(os.listdir(tmp_path)) == [".data.lock", ".data.work"], "what a mended recipe goes on with"
 
 
+def comes(condition):
+    """Whether it holds in the end."""
+    for _ in range(3000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_who_waited_for_one_that_was_refused_keeps_the_next_out(tmp_path):
     """The refused one removes the lock file that the second waits for."""
     said, order, second_may_end = [], [], threading.Event()
@@ -160,15 +169,11 @@ def test_who_waited_for_one_that_was_refused_keeps_the_next_out(tmp_path):
     third = threading.Thread(target=prepares, args=("third", second_may_end))
     with pytest.raises(UserError, match="given"), locked_to_prepare(tmp_path / "data", print):
         second.start()
-        while not said:
-            time.sleep(0.01)
+        assert comes(lambda: said)
         refused()
-    while not order:
-        time.sleep(0.01)
+    assert comes(lambda: order)
     third.start()
-    while len(said) < 2:
-        time.sleep(0.01)
-    assert order == ["second"], "the third waits for it"
+    assert comes(lambda: len(said) == 2) and order == ["second"], "the third waits for it"
     second_may_end.set()
     second.join(10)
     third.join(10)
