@@ -14,7 +14,7 @@ from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import Deadlines
 
 TIMES_AT_A_STEP: Final = 3
-"""Failures in a row at one step after which a run is not started again. Chosen: two may be a chance, a third is the step's."""
+"""Failures in a row at one step after which a run is not started again. Chosen: two may be chance, a third is due to the step."""
 
 
 class Failure(NamedTuple):

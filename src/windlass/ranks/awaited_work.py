@@ -52,8 +52,8 @@ def wait_for(store: dist.Store, keys: Sequence[str]) -> None:
 def do_without_store(
     is_mine: bool, work: Callable[[], Result], gathered: Callable[[object], list[Any]]
 ) -> Result | None:
-    """`work()` where `is_mine`; all learn how it ended. For ranks without a store: the others wait in `gathered`, a collective
-    that gives every rank's value, and no longer than it does."""
+    """`work()` where `is_mine`; all ranks learn how it ended. The others wait in `gathered`, a collective that gives every rank's
+    value, and its timeout ends the wait."""
     own = dist.HashStore()
     try:
         result = do_for_all(own, "work", work) if is_mine else None

@@ -26,7 +26,7 @@ from windlass.errors import UserError
 REFUSED: Final = "refused by the chat template"
 ROWS_AT_ONCE: Final = 64
 CHARS_AT_ONCE: Final = 256 << 10
-IN_PROCESS_BYTES: Final = 8 << 20  # chosen, as the next: a worker that renders templates takes seconds to start
+IN_PROCESS_BYTES: Final = 8 << 20  # chosen, as the next
 BYTES_PER_WORKER: Final = 16 << 20
 Named = tuple[int | str, str]
 """A row's place, as a.jsonl:12, or else its number in its set; and its text."""
