@@ -131,11 +131,19 @@ def find_device(name: str) -> Device | None:
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """The processor's name where Linux gives it, else its kind."""
+    """The processor's name where Linux gives it, with family and model, since a virtual machine's name may be "AMD EPYC" for
+    each of them; else its kind."""
     info = root / "proc/cpuinfo"
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    lines = [line.partition(":") for line in info.read_text().splitlines()] if info.exists() else []
+    given = {key.strip(): value.strip() for key, _, value in reversed(lines)}  # of the first processor
+    if "model name" not in given:
+        return platform.processor() or platform.machine()
+    numbers = [
+        f"{key} {given[f'{prefix}{key}']}"
+        for prefix, key in (("cpu ", "family"), ("", "model"))
+        if f"{prefix}{key}" in given
+    ]
+    return given["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
 
 
 def own_groups(root: Path = Path("/"), controller: str = "") -> list[Path]:

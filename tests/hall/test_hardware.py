@@ -130,3 +130,6 @@ def test_the_processor_has_the_name_that_linux_gives_it_else_its_kind(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654: rev 2\nflags\t: fpu\n")
     assert cpu_name(tmp_path) == "AMD EPYC 9654: rev 2"
+    of_one = "processor\t: {}\ncpu family\t: 26\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
+    (tmp_path / "proc/cpuinfo").write_text(of_one.format(0, 2) + of_one.format(1, 3))
+    assert cpu_name(tmp_path) == "AMD EPYC (family 26, model 2)"
