@@ -9,7 +9,8 @@ computes in bf16.
     masters        precision/masters.py, gradients added in fp32: what `precision.policy: bf16` is on one process
     masters-bf16   the same with `precision.gradients: bf16`
     fsdp           FSDP2 on one rank, as before masters
-    autocast       `parallel.zero: 0`
+    autocast       torch.autocast over weights in fp32, as other trainers compute
+    ddp            `parallel.zero: 0` over two ranks: masters, whose gradients are summed once per step
     fsdp2 N        FSDP2 with `parallel.zero: N` over two ranks: nothing divides, and a shard of the weights is cast once for each
                    gather. `transport` is what collectives read and write; gloo's own copies are among copy_
     tp 2, pp 2     masters beside two tensor ranks, or on the first of two stages, per parameter of a rank
@@ -71,9 +72,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "masters": {},
     "masters-bf16": {"gradients": "bf16"},
     "fsdp": {"through_fsdp": True},
-    "autocast": {"zero": 0},
+    "autocast": {"policy": "fp32"},
 }
 SHARDED: dict[str, dict[str, Any]] = {f"fsdp2 {zero}": {"zero": zero, "shard": 2} for zero in (3, 2, 1)}
+REPLICATED: dict[str, dict[str, Any]] = {"ddp": {"zero": 0, "replicate": 2}}
 """On two ranks."""
 BESIDE: dict[str, dict[str, Any]] = {
     "tp 2": {"tp": 2},
@@ -86,15 +88,24 @@ TRANSPORT = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1, **beside: int) -> Any:
+def make(
+    zero: int = 3,
+    policy: Any = "bf16",
+    gradients: Any = None,
+    through_fsdp: bool = False,
+    shard: int = 1,
+    **beside: int,
+) -> Any:
     config = ParallelConfig(zero=zero, shard=shard, **beside)
     architecture = ModelConfig.model_validate(MODEL).architecture()
-    precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
+    precision = precision_of(PrecisionConfig(policy=policy, gradients=gradients))
     mesh, device = make_mesh(config.layout(dist.get_world_size()), "cpu"), torch.device("cpu")
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
     with mock.patch.object(build, "has_masters", chosen):
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
         program = build.build_program(architecture, build.Parallelism(config, precision, mesh, device), fill)
+    if policy == "fp32":
+        program.model.forward = torch.autocast("cpu", torch.bfloat16)(program.model.forward)  # type: ignore[attr-defined]
     return program, make_optimizer(program.records(), OptimConfig(), storage=Storage(gradients=precision.gradients))
 
 
@@ -168,7 +179,7 @@ def counted(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def rows(ranks: Ranks) -> dict[str, Any]:
-    found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED | BESIDE)[0]
+    found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED | REPLICATED | BESIDE)[0]
     for name, dtype in DTYPES.items():
         found[f"update compiled, gradients in {name}"] = {"bytes_per_parameter": update_bytes(dtype)}
         for is_compiled in (False, True):

@@ -76,8 +76,6 @@ def make_cells(tiny: bool) -> list[Cell]:
     small, large = ROWS[0], ROWS[1]
     long = replace(large, sequence_length=8192, tries=tries(1, 1), bar=None, goal=FP8_GOAL)
     others: tuple[tuple[Row, str, dict[str, Any]], ...] = (
-        (small, "gathered weights kept", {"zero": 2}),
-        (small, "autocast", {"zero": 0}),
         (large, "gradients added in bf16", {"gradients": "bf16"}),
         (large, "rounded to nearest", {"rounding": "nearest"}),
         (small, "pure", {"policy": "bf16-pure", "states": "bf16"}),

@@ -83,7 +83,6 @@ class Setup:
     micro_batch: int
     recompute: str = "none"
     compile: bool = True
-    zero: int = 3
     kernel: str = "fused"
     policy: str = "bf16"
     states: str = "fp32"
@@ -128,7 +127,7 @@ class Setup:
             "bf16" if self.policy == "fp8" else self.policy,  # of which the memory is asked
             self.states,
             self.attention,
-            more_bytes=2 * (self.policy in ("bf16", "fp8") and self.zero != 0) - 2 * (self.gradients == "bf16"),
+            more_bytes=2 * (self.policy in ("bf16", "fp8")) - 2 * (self.gradients == "bf16"),
         )
 
     def precision(self) -> PrecisionConfig:
@@ -210,7 +209,7 @@ class Step:
 
     def __init__(self, setup: Setup, architecture: Architecture, device: torch.device):
         assert setup.sequences_per_step % setup.micro_batch == 0, setup
-        parallel = ParallelConfig(zero=setup.zero, recompute=setup.recompute, compile=setup.compile)
+        parallel = ParallelConfig(recompute=setup.recompute, compile=setup.compile)
         mesh = make_mesh(parallel.layout(1), device.type)
         precision = precision_of(setup.precision())
         adapter = setup.factors(architecture)

@@ -87,7 +87,7 @@ def test_every_setting_of_both_scripts_is_one_that_windlass_takes():
     setups += [Setup(**given) for cell in make_cells(tiny=False) for given in cell.settings["setups"]]
     assert len(setups) > 100
     for setup in setups:
-        ParallelConfig(zero=setup.zero, recompute=setup.recompute, compile=setup.compile)
+        ParallelConfig(recompute=setup.recompute, compile=setup.compile)
         rounds = setup.storage().is_rounded(torch.bfloat16 if setup.policy == "bf16-pure" else torch.float32)
         assert rounds == (setup.states == "bf16") and setup.work().states == setup.states
         assert setup.storage().stochastic == (rounds and setup.rounding != "nearest")

@@ -35,7 +35,7 @@ def losses(setup, count=3):
 def test_every_rung_trains_the_same_thing():
     plain = losses(SETUP)
     assert plain[0] == pytest.approx(6.2, abs=0.1) and plain[2] < plain[0]  # ln 500, and falling
-    for change in (BEGINNING, {"recompute": "full"}, {"micro_batch": 4}, {"zero": 2}):
+    for change in (BEGINNING, {"recompute": "full"}, {"micro_batch": 4}):
         assert losses(replace(SETUP, **change)) == pytest.approx(plain, rel=3e-3), change
 
 

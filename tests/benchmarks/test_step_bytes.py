@@ -15,11 +15,10 @@ def counted(names):
     sys.path.insert(0, str(BENCHMARKS))
     import step_bytes
 
-    known = step_bytes.ROWS | step_bytes.SHARDED | step_bytes.BESIDE
+    known = step_bytes.ROWS | step_bytes.SHARDED | step_bytes.REPLICATED | step_bytes.BESIDE
     return step_bytes.counted({name: known[name] for name in names})
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of autocast's norm
 def test_one_more_micro_batch_moves_12_bytes_per_parameter_8_in_bf16_and_casts_no_weight(ranks):
     kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
     (found,) = ranks.run(1, counted, ["masters", "masters-bf16", "fsdp"])
@@ -41,6 +40,14 @@ def test_fsdp_over_two_ranks_divides_nothing_and_casts_a_shard_once_for_each_gat
         one = found[f"fsdp2 {zero}"]
         assert one["casts_of_weights_per_micro_batch"] == gathers
         assert "div" not in one["by_operator"] and "div_" not in one["by_operator"]
+
+
+def test_replicas_move_12_bytes_too_and_send_once_per_step(ranks):
+    kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
+    found, other = ranks.run(2, counted, ["ddp"])
+    assert found == other == {"ddp": kept["ddp"]}, "python benchmarks/step_bytes.py"
+    assert found["ddp"]["bytes_per_parameter_and_micro_batch"] <= 12.0
+    assert found["ddp"]["casts_of_weights_per_micro_batch"] == 0
 
 
 def test_beside_tensor_ranks_and_stages_12_bytes_too_and_fsdp_over_one_rank_divides_nothing(ranks):

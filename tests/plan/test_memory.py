@@ -34,7 +34,7 @@ CASES = {
     "bf16, gradients in bf16": {"precision": {"policy": "bf16", "gradients": "bf16"}},
     "bf16, states in bf16": {"precision": {"policy": "bf16", "states": "bf16"}},
     "bf16-pure": {"precision": {"policy": "bf16-pure"}},
-    "bf16 by autocast": {"precision": {"policy": "bf16"}, "parallel": {"zero": 0}},
+    "bf16, zero 0": {"precision": {"policy": "bf16"}, "parallel": {"zero": 0}},
     "muon": {"optim": "muon"},
     "some frozen": {"frozen": ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight")},
     "lora": {"adapter": {"rank": 4}, "precision": {"policy": "bf16"}},
@@ -179,7 +179,7 @@ def test_llama_8b_in_published_kilobytes_per_token_and_layer(compiled, none, sel
 
 
 @pytest.mark.parametrize("policy", ["fp64", "fp32", "bf16", "fp16", "bf16-pure"])
-@pytest.mark.parametrize(("world", "zero"), [(1, 3), (1, 0), (2, 3)])
+@pytest.mark.parametrize(("world", "zero"), [(1, 3), (1, 0), (2, 3), (2, 0)])
 def test_masters_are_counted_where_they_are(policy, world, zero):
     config, precision = ParallelConfig(zero=zero), PrecisionConfig(policy=policy)
     memory = RankMemory(None, config, precision, config.layout(world))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from windlass.plan.zero import choose_stage, exact_stages
-from windlass.precision.config import PrecisionConfig
+from windlass.plan.zero import choose_stage
 
 NEEDED = {0: 160, 1: 90, 2: 60, 3: 40}
 
@@ -19,8 +18,3 @@ def test_stages_that_may_not_be_are_passed_over():
     assert choose_stage({1: 90, 3: 40}, 200) == 1 and choose_stage({0: 160, 1: 90}, 10) == 1
     assert choose_stage({2: 60, 3: 40}, 60) == 2, "the least that is cut, not the fewest bytes"
     assert choose_stage({2: 40, 3: 60}, 10) == 2, "a model whose root unit is most of it"
-
-
-@pytest.mark.parametrize(("policy", "first"), [("fp64", 0), ("fp32", 0), ("bf16-pure", 0), ("bf16", 1), ("fp16", 1)])
-def test_autocast_is_never_chosen(policy, first):
-    assert exact_stages(PrecisionConfig(policy=policy)) == (0, 1, 2, 3)[first:]

@@ -130,4 +130,3 @@ def test_gradients_have_a_dtype_of_their_own_beside_fp32_weights_that_are_multip
         )
     assert "optim.kind=adamw" in refused({"optimizer": "muon"}, policy="bf16", gradients="bf16").change
     assert "parallel.offload=false" in refused({"is_offloaded": True}, policy="bf16", gradients="bf16").change
-    assert "autocast" in refused({"zero": 0}, policy="bf16", gradients="bf16").rule

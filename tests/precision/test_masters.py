@@ -30,6 +30,7 @@ PLAIN = Storage()
 def trained(through_fsdp=False, steps=3, storage=PLAIN, kind="adamw", world=1, **settings):
     """{name: weight after `steps` of two micro-batches}, losses, norms; of a rank in bf16."""
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
+    settings |= {"zero": 3} if through_fsdp and settings.get("zero") == 0 else {}
     with mock.patch.object(build, "has_masters", chosen):
         program = make_program(world, policy=settings.pop("policy", "bf16"), **settings)
     parts = program.parts if "pp" in settings else [program.model]
@@ -62,6 +63,7 @@ CASES = {
     "adapter": {"adapter": ADAPTER},
     "muon": {"kind": "muon"},
     "foreach": {"storage": Storage(states=BF16, stochastic=True)},
+    "zero 0": {"zero": 0},
 }
 
 
@@ -214,7 +216,7 @@ def test_the_compiled_sum_has_the_bits_of_torchs_own_and_runs_in_a_thread_of_bac
         parameter = torch.nn.Parameter(torch.zeros(sizes, dtype=dtype))
         for gradient in (first, second):
             parameter.grad = gradient
-            hand_over = partial(room._hand_over, master, torch.float32, room.compiled_add(), parameter)
+            hand_over = partial(room._hand_over, master, torch.float32, room.compiled_add(), None, parameter)
             thread = threading.Thread(target=hand_over)
             thread.start()
             thread.join()

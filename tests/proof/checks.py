@@ -233,21 +233,18 @@ def equal_share(one, two):
 
 
 def policy(references: References, ranks, model: str, words: str) -> None:
-    """One process has micro-batches of as many rows: a weight's gradient is rounded once per micro-batch. Under DDP's autocast
-    (zero 0) it multiplies other things in fp32 than under FSDP2's casts."""
+    """One process has micro-batches of as many rows: a weight's gradient is rounded once per micro-batch."""
     case, trace = layout_of(model, words), references.of(model, words, "fp32")
     row = POLICIES[next(name for name in sorted(POLICIES, key=len, reverse=True) if words.endswith(name))]
     results = run(references, ranks, model, case)
-    cut = dict(world=1, zero=3 if case.zero else 0, replicate=1, shard=1, recompute="none", sharding=())
+    cut = dict(world=1, zero=3, replicate=1, shard=1, recompute="none", sharding=())
     single = references.alone(model, replace(case, **cut))
     for result in results:
         off = {"loss": apart(result["losses"], trace.losses), "norm": apart(result["norms"], trace.norms)}
         assert off["loss"] <= row.loss and off["norm"] <= row.norm, ("against fp32's reference", off)
         assert result["dtypes"] == {"weights": {row.weights}, "gradients": {row.weights}, "moments": {row.moments}}
     ours, theirs = joined(results, "gradients"), dict(single["gradients"])
-    if case.zero and "pp" in dict(
-        case.sharding
-    ):  # a stage adds the tied head's gradient in fp32, one process in bf16: u = 2^-8
+    if "pp" in dict(case.sharding):  # a stage adds the tied head's gradient in fp32, one process in bf16: u = 2^-8
         assert furthest({TIED: ours.pop(TIED)}, {TIED: theirs.pop(TIED)}) <= 2**-8
     gradients = furthest(ours, theirs)
     assert gradients <= row.gradients, ("first gradients, against one process of the same policy", gradients)

@@ -364,7 +364,16 @@ POLICY = [
     ),
     *pairs("qwen3 tied wide", each(EIGHT_BITS, "fp8")),  # whose matrices' sides are multiples of 16
     *pairs("qwen3 tied wide", each(split("zero0 replicate2, shard2, shard2 selective"), "fp8 rowwise")),
-    *pairs("qwen3 tied wide blocks5", each(split("pp2 1f1b zero0, pp2 1f1b shard2 steps1"), "fp8")),
+    # of a tied head a stage and one process round other sums, which fp8's casts of the second step make large
+    *pairs("qwen3 tied wide blocks5", each(split("pp2 1f1b zero0 steps1, pp2 1f1b shard2 steps1"), "fp8")),
+    *pairs("qwen3 wide blocks5", ["pp2 1f1b zero0 fp8"]),
+    *(
+        pair
+        for policy in ("bf16", "fp16")
+        for pair in pairs(
+            "qwen3 tied blocks5", each(split("pp2 zbv zero0, pp2 interleaved-zero-bubble zero0 replicate2"), policy)
+        )
+    ),
     *pairs("qwen3 tied blocks5", each(LARGE, "bf16")),
     *pairs("qwen3 tied", each(split("zero0 replicate2, shard2"), "lora bf16")),
 ]
@@ -430,7 +439,7 @@ FIRST_STEP_LAYOUTS = {
         zero0 replicate2 fp16 states-bf16, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32, shard2 bf16 reduce-bf16,
         zero0 replicate2 bf16 output-bf16, zero0 replicate2 lora bf16
     """,
-    "policy: qwen3 tied blocks5": "pp2 1f1b shard2 bf16",
+    "policy: qwen3 tied blocks5": "pp2 1f1b shard2 bf16, pp2 zbv zero0 bf16",
 }
 FIRST_STEP = [
     Cell(*model.split(": "), f"steps1 {layout}")

@@ -125,14 +125,12 @@ class Experts(nn.Module):
         """x[index], rows sorted by the experts that are here, `counts_E` of each -> [R, D]. `back`, `repeats`: gather_rows."""
         rows_RD = gather_rows(x_ND, index_R, back_R, repeats)
         gate_EFD, up_EFD, down_EDF = self.gate_proj.here(), self.up_proj.here(), self.down_proj.here()
-        device = rows_RD.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows_RD.dtype
-        if not is_grouped(dtype, gate_EFD.shape[1:]):
+        if not is_grouped(rows_RD.dtype, gate_EFD.shape[1:]):
             return self._one_by_one(rows_RD, counts_E, gate_EFD, up_EFD, down_EDF)
         ends_E = counts_E.cumsum(0).to(torch.int32)
 
         def product(x: Tensor, matrices: Tensor) -> Tensor:
-            return functional.grouped_mm(x.to(dtype), matrices.to(dtype).transpose(1, 2), offs=ends_E)
+            return functional.grouped_mm(x, matrices.transpose(1, 2), offs=ends_E)
 
         inner_RF = activate(product(rows_RD, gate_EFD), self.activation) * product(rows_RD, up_EFD)
         return product(inner_RF, down_EDF)

@@ -3,8 +3,8 @@
 The bytes are counted, not derived: a block's forward runs once on fake tensors (shapes and dtypes of the real ones, no memory,
 no arithmetic), and the block keeps the storages that are still alive afterwards. The count therefore covers each family, dtype,
 attention kernel and frozen part without a formula. It includes the block's input and all that the block makes, except its output,
-which is the next block's input; under autocast also the casts of the weights. It excludes parameters, rope tables (shared by all
-blocks) and the activations of embedding, norm and head.
+which is the next block's input. It excludes parameters, rope tables (shared by all blocks) and the activations of embedding,
+norm and head.
 
 Where tp or context cut the block, it is cut here as there, over groups that send nothing: what GATHER and the exchanges make is
 counted with the rest. A pipeline rank keeps its blocks' activations of several micro-batches, as many as its schedule has in
@@ -23,8 +23,6 @@ Compiled blocks keep at most this much, since Inductor's partitioner recomputes 
 random generator per recomputed block (5,056 bytes on CPU), which nothing here uses. Source of the kinds: recompute.py.
 """
 
-import contextlib
-import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -196,10 +194,7 @@ class _Part:
     def kept_bytes(self, kind: str) -> int:
         """Bytes alive after the block's forward, with recomputation of this kind."""
         work, mesh = self.work, self.mesh
-        # FSDP2 gathers in the dtype that computes
-        is_autocast = work.config.zero_stage == 0
-        precision = work.precision if is_autocast else replace(work.precision, stored=work.precision.compute)
-        autocast = work.precision.autocast(work.device_type) if is_autocast else contextlib.nullcontext()
+        precision = replace(work.precision, stored=work.precision.compute)  # products read no other
         layers = range(self.index, self.index + 1)
         with torch.device("meta"):
             part = Decoder(work.architecture, layers=layers, last=False, adapter=work.adapter)
@@ -216,9 +211,7 @@ class _Part:
             parameters = {name: self._empty(name, p, shapes[name]) for name, p in part.named_parameters()}
             ids_BT = torch.zeros(rows, length // context, dtype=torch.int64)
             keys = {"keys": torch.zeros(rows, dtype=torch.int64)} if part.drops else {}
-            with alive, autocast, warnings.catch_warnings():
-                # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too
-                warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+            with alive:
                 out_BTD = torch.func.functional_call(part, parameters, (ids_BT,), keys)
             return alive.num_bytes(out_BTD, *map(local_tensor, parameters.values()))
 

@@ -18,7 +18,7 @@ from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
-from windlass.parallel.ddp import apply_ddp
+from windlass.parallel.ddp import OverlappedSums, apply_ddp, overlapped_sums
 from windlass.parallel.expert import apply_expert
 from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.invariants import check_dtypes, check_units
@@ -30,7 +30,7 @@ from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
 from windlass.precision.fp8 import apply_fp8
-from windlass.precision.masters import apply_masters, fill_copies, has_masters
+from windlass.precision.masters import NO_PLACES, apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
 from windlass.precision.sums import apply_sums
 
@@ -117,14 +117,14 @@ def build_program(
             parts = stages.parts(architecture, mesh.coordinate["pp"], hooks.chunks, adapter)
     base, masters = frozen_base(architecture, adapter), dict[str, nn.Parameter]()
     keeps_masters = has_masters(mesh.fsdp.size(), precision, config.zero_stage, config.offload)
+    replicas = None
     for part in parts:
         store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
         _lay_out(part, parallelism, {*frozen, *base}, recompute, keeps_masters)
         if keeps_masters:  # after all that replaces parameters
-            masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles)
+            of_part, replicas = _add_masters(part, parallelism, base, stages is not None)
+            masters |= of_part
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
-    if masters and stages is None and sums_in_products(precision, device):  # a pipeline cannot: sums.py
-        apply_sums(_linears(parts[0]), masters, precision.gradients)
     fill({**named, **masters})
     fill_copies(named, masters)
     for part in parts:
@@ -134,13 +134,30 @@ def build_program(
         program = PipelineProgram(parts, stages, mesh, precision, config, base, masters)
     else:
         (model,) = parts
-        is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
+        # DDP knows no cut parameters, and no masters
+        is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1 and not keeps_masters
         # after filling: it copies nothing later
         caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
         bucket_mib = config.bucket_mib if config.zero_stage == 0 and not is_wrapped else None
-        program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters)
+        program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters, replicas)
     _check(program, parts, config, precision)
     return program
+
+
+def _add_masters(
+    part: Decoder, parallelism: Parallelism, base: Collection[str], is_stage: bool
+) -> tuple[dict[str, nn.Parameter], OverlappedSums | None]:
+    """The masters of a part, and the sums of their gradients over replicas where these can be sent in backward (ddp.py)."""
+    config, precision, mesh, device = parallelism
+    replicas = None
+    if not is_stage and mesh.layout.tp == 1:
+        replicas = overlapped_sums(part, mesh, config.bucket_mib, precision.gradients, precision.reduce)
+    places = NO_PLACES if replicas is None else replicas.places
+    masters = apply_masters(part, precision, _with_mirror(base, part), config.compiles, places)
+    # a pipeline cannot (sums.py), and no bucket hears of what products add
+    if not is_stage and replicas is None and sums_in_products(precision, device):
+        apply_sums(_linears(part), masters, precision.gradients)
+    return masters, replicas
 
 
 def sums_in_products(precision: Precision, device: torch.device) -> bool:
@@ -177,7 +194,7 @@ def _lay_out(
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
     # likewise before recompute and compile: it replaces the products of a forward
-    apply_fp8((module for _, module in _linears(part)), precision.scaling, precision.compute, device)
+    apply_fp8((module for _, module in _linears(part)), precision.scaling, device)
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])

@@ -69,8 +69,7 @@ class ParallelConfig(Settings):
     """What `shard` shards. If not given and pp is above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states;
     whole gradients are summed over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters
     stay gathered through the step. 3: parameters too, gathered again in backward. auto: the lowest of these stages whose step
-    fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. With a 16-bit policy
-    over fp32 weights, auto considers stages 1 to 3 only, because stage 0 computes under autocast and rounds differently."""
+    fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs."""
     offload: bool = False
     """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds only the
     gathered blocks and the activations. Works with zero 1 to 3. Costs a copy over the bus per gather and per reduction."""

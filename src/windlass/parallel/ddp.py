@@ -13,15 +13,19 @@ Why the gradient is right: the differentiated loss is (sum over this rank's targ
 over ranks is the gradient of the global mean. torch's DDP divides by the world size instead (a mean of means); the hook below
 replaces that. Without no_sync a gradient that was already summed would be summed again: wrong by a factor, not just slow.
 
-torch's wrapper does not work beside tensor ranks or under a pipeline: it knows whole tensors only, and its hooks do not see the
-gradients of a backward that is cut in two. There `sum_gradients` sends the same buckets after the last backward, where no work
-hides them. Before them `sum_parts` sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases,
-positions); beside masters (precision/masters.py) it is all that is left to sum.
+In 16 bits the gradients of the micro-batches are added up in fp32, in those of masters (precision/masters.py), which torch's
+wrapper does not see. `OverlappedSums` sends them in the same way: a bucket is one tensor, of which they are views.
+
+Beside tensor ranks and under a pipeline neither works: they know whole tensors only, and not the gradients of a backward that is
+cut in two. There `sum_gradients` sends the same buckets after the last backward, where no work hides them. Before them
+`sum_parts` sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases, positions); beside masters
+without replicas it is all that is left to sum.
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -31,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, local_gradients
+from windlass.precision.masters import Place
 from windlass.units import MIB
 
 
@@ -71,6 +76,80 @@ def apply_ddp(
     else:
         wrapper.register_comm_hook((group, reduce), _sum_bucket_in)
     return wrapper
+
+
+class OverlappedSums:
+    """The gradients of masters, summed over the replicas while backward still runs.
+
+    Buckets are filled from the model's end, where backward begins, and sent in that order on every rank, each once the last
+    micro-batch of a step has added its last gradient. Kept between steps: a gradient of every trained parameter.
+    """
+
+    def __init__(
+        self,
+        trained: Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup,
+        bucket_mib: float,
+        gradients: torch.dtype,
+        reduce: torch.dtype,
+    ):
+        """`trained`: parameters by name, in the order of the model. `gradients`: the dtype of a rank's sums, `reduce`: of those
+        over ranks."""
+        self._group, self._reduce = group, reduce
+        self._buckets: list[torch.Tensor] = []
+        self._num_members: list[int] = []
+        self.places: dict[str, Place] = {}
+        self._num_missing: list[int] = []
+        """Gradients that each bucket waits for; empty before the last micro-batch."""
+        self._sent: list[tuple[dist.Work, torch.Tensor]] = []
+        members: list[str] = []
+        for index, name in enumerate(reversed(list(trained))):
+            members.append(name)
+            filled = sum(trained[one].numel() for one in members) * gradients.itemsize >= bucket_mib * MIB
+            if filled or index == len(trained) - 1:
+                self._add_bucket({one: trained[one] for one in members}, gradients)
+                members = []
+
+    def _add_bucket(self, members: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        sizes = [one.numel() for one in members.values()]
+        flat = torch.empty(sum(sizes), dtype=dtype, device=next(iter(members.values())).device)
+        for (name, parameter), total in zip(members.items(), flat.split(sizes), strict=True):
+            self.places[name] = Place(total.view_as(parameter), partial(self._added, len(self._buckets)))
+        self._buckets.append(flat)
+        self._num_members.append(len(members))
+
+    def before(self, is_last: bool) -> None:
+        """Before each backward of a step."""
+        self._num_missing = list(self._num_members) if is_last else []
+
+    def _added(self, bucket: int) -> None:
+        if not self._num_missing:
+            return
+        self._num_missing[bucket] -= 1
+        while len(self._sent) < len(self._buckets) and not self._num_missing[len(self._sent)]:
+            sums = self._buckets[len(self._sent)].to(self._reduce)
+            work = dist.all_reduce(sums, group=self._group, async_op=True)
+            assert work is not None
+            self._sent.append((work, sums))
+
+    def finish(self) -> None:
+        """After the last backward: gradients are the sums over all replicas."""
+        assert len(self._sent) == len(self._buckets), "a trained parameter got no gradient"
+        for (work, sums), bucket in zip(self._sent, self._buckets, strict=True):
+            work.wait()
+            if sums is not bucket:
+                bucket.copy_(sums)
+        self._sent = []
+
+
+def overlapped_sums(
+    model: nn.Module, mesh: Mesh, bucket_mib: float, gradients: torch.dtype, reduce: torch.dtype
+) -> OverlappedSums | None:
+    """For the trained parameters of `model`; None on one rank."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if mesh.loss_group.size() == 1 or not trained:
+        return None
+    return OverlappedSums(trained, mesh.loss_group, bucket_mib, gradients, reduce)
 
 
 def sum_gradients(records: Sequence[Record], mesh: Mesh, bucket_mib: float, reduce: torch.dtype) -> None:

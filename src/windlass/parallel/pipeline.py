@@ -50,6 +50,7 @@ from windlass.parallel.records import NO_MASTERS, Record, local_gradients, param
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages
 from windlass.parallel.tie import EMBEDDING, HEAD, Tie
+from windlass.precision.masters import hand_over_rest
 from windlass.precision.policy import Precision
 
 if TYPE_CHECKING:  # it loads 216 modules, dynamo among them, for which nothing without pp has a use
@@ -77,17 +78,11 @@ class PipelineProgram(DecoderProgram):
         records = [parameter_record(name, p, base, masters) for name, p in named if p is not mirror]
         super().__init__(parts, mesh, precision, records)
         self.parts, self.stages = list(parts), stages
-        self._config, self._group, self._has_masters = config, group, bool(masters)
-        # autocast keeps the stream in the dtype of the embedding, which FSDP2 casts and masters are cast from
-        is_stored = config.zero_stage == 0 and EMBEDDING not in base
-        self._stream = precision.stored if is_stored else precision.compute
+        self._config, self._group, self._masters = config, group, masters
         self._rank = mesh.coordinate["pp"]
         self._part_of = dict(zip(stages.of_rank(self._rank), self.parts, strict=True))
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
         self._count: torch.Tensor | None = None
-        if config.zero_stage == 0:  # FSDP2 and masters cast by themselves
-            for part in self.parts:
-                part.forward = _autocast(part.forward, precision, self._device.type)  # type: ignore[method-assign]
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         if self._tie is not None:
@@ -156,7 +151,7 @@ class PipelineProgram(DecoderProgram):
         """An empty [B, T, D] as one stage hands it to the next, T/tp of it where tp cuts the stream."""
         rows, positions = shape_BT
         shape = (rows, positions // self.mesh.layout.tp, self.parts[0].arch.hidden_size)
-        return torch.empty(shape, dtype=self._stream, device=device)
+        return torch.empty(shape, dtype=self._precision.compute, device=device)
 
     def _schedule(self, num_micro: int, shape_BT: torch.Size) -> Any:
         """Made once per number and shape of micro-batches: a stage keeps buffers of one shape, and another would hang."""
@@ -179,7 +174,7 @@ class PipelineProgram(DecoderProgram):
         loss = torch.empty((), dtype=self._loss_dtype, device="meta").requires_grad_()
         from torch.distributed.pipelining.stage import PipelineStage
 
-        return PipelineStage(
+        made = PipelineStage(
             part,
             stage,
             last + 1,
@@ -188,6 +183,14 @@ class PipelineProgram(DecoderProgram):
             output_args=(loss if stage == last else hidden_BTD,),
             group=self._group,
         )
+        backward_of_weights = made.backward_weight_one_chunk
+
+        def and_hand_over(*args: Any, **kwargs: Any) -> None:
+            backward_of_weights(*args, **kwargs)
+            hand_over_rest(self._masters, part)
+
+        made.backward_weight_one_chunk = and_hand_over  # type: ignore[method-assign]
+        return made
 
     def _divide(self, nats: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
         """The loss of one micro-batch that backward starts from, which the head has divided but for fp16."""
@@ -206,7 +209,7 @@ class PipelineProgram(DecoderProgram):
             self._tie.collect()
         if self._config.zero_stage == 0:
             sum_gradients(self._records, self.mesh, self._config.bucket_mib, self._precision.reduce)
-        if self._has_masters:
+        elif self._masters:
             sum_parts(self._records)
 
     def _sum(self, total: torch.Tensor) -> torch.Tensor:
@@ -238,11 +241,3 @@ def _tie(
         return None
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
     return Tie(named.get(EMBEDDING), named.get(HEAD), group, stages.owners[0], stages.owners[-1], masters)
-
-
-def _autocast(forward: Callable[..., Any], precision: Precision, device_type: str) -> Callable[..., Any]:
-    def autocast_forward(*args: Any, **kwargs: Any) -> Any:
-        with precision.autocast(device_type):
-            return forward(*args, **kwargs)
-
-    return autocast_forward

@@ -22,7 +22,7 @@ from windlass.model.head.loss import factor_bits
 from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.context import cut_rows
-from windlass.parallel.ddp import sum_gradients, sum_parts
+from windlass.parallel.ddp import OverlappedSums, sum_gradients, sum_parts
 from windlass.parallel.fsdp import Backwards, after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
@@ -147,7 +147,8 @@ def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -
 class ShardedProgram(DecoderProgram):
     """One decoder per rank: a single process, DDP, ZeRO-1 to 3 or HSDP. `model` has parallel/build's techniques applied;
     `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
-    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name."""
+    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name.
+    `replicas`: sums of their gradients over other ranks."""
 
     def __init__(
         self,
@@ -159,12 +160,13 @@ class ShardedProgram(DecoderProgram):
         bucket_mib: float | None = None,
         base: Collection[str] = (),
         masters: Mapping[str, nn.Parameter] = NO_MASTERS,
+        replicas: OverlappedSums | None = None,
     ):
         records = [parameter_record(name, p, base, masters) for name, p in model.named_parameters()]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller, self._has_masters = model, caller, bool(masters)
         self._linears = [module for module in model.modules() if isinstance(module, Linear)]
-        self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
+        self._bucket_mib, self._backwards, self._replicas = bucket_mib, Backwards(model, zero), replicas
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
@@ -175,6 +177,8 @@ class ShardedProgram(DecoderProgram):
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
             self._backwards.before(is_last)
+            if self._replicas is not None:
+                self._replicas.before(is_last)
             with self._silent_unless(is_last):
                 loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
                 (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
@@ -185,9 +189,11 @@ class ShardedProgram(DecoderProgram):
                 product.end()
             check_gradients(self._records)
             self._gradients_checked = True
-        if self._bucket_mib is not None:
+        if self._replicas is not None:
+            self._replicas.finish()
+        elif self._bucket_mib is not None:
             sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
-        if self._has_masters:
+        elif self._has_masters:
             sum_parts(self._records)
         if self._loss_scale is not None:
             self._loss_scale.unscale(local_gradients(self._records))
@@ -208,12 +214,7 @@ class ShardedProgram(DecoderProgram):
         return -self.mesh.sum_over_context(nats)
 
     def _forward(self, batch: Batch, **how: Any) -> torch.Tensor:
-        with self._autocast():
-            return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh), **how))
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        """FSDP2 and masters cast by themselves; the other layouts (zero: 0) compute through autocast."""
-        return self._precision.autocast(self._device.type) if self._zero == 0 else contextlib.nullcontext()
+        return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh), **how))
 
     def _silent_unless(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         if isinstance(self.caller, DistributedDataParallel) and not is_last:

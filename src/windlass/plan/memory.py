@@ -3,7 +3,7 @@
 Between two steps, from the first update on, per parameter of this rank (n of them, w bytes as stored, c as computed):
 
     weights      w n
-    copies       c n beside masters (16 bits on one rank, precision/masters.py): what products read
+    copies       c n beside masters (16 bits on one rank, or with zero 0; precision/masters.py): what products read
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
     gathered     what FSDP2 gathers of the model's N parameters: zero 1 and 2 all, c N; zero 3 the ends and `gathered_units` of
@@ -109,7 +109,7 @@ class RankMemory:
         """What precision/masters.has_masters says of this layout, without torch."""
         is_wide = self.precision.stored == "fp32" and self._computed == 2
         ranks = self.layout.replicate * self.layout.shard * self.layout.context
-        return ranks == 1 and is_wide and self.parallel.zero_stage != 0
+        return is_wide and (ranks == 1 or self.parallel.zero_stage == 0)
 
     @property
     def _computed(self) -> int:

@@ -7,8 +7,7 @@ What is cut has to be sent, and over gloo every message is copied on both sides.
     2   gradients too: reduced A times
     3   weights too: a block's are gathered 2 A times, those outside of the blocks A times
 
-0 is no candidate where fp32 weights are multiplied in 16 bits: it does that by autocast, which rounds otherwise than the casts of
-1 to 3, and a run that goes on with more or less memory would compute something else. The formulas of what is sent are in
+All of them compute alike, to the rounding of sums, so a run may go on with another. The formulas of what is sent are in
 advice/traffic.py and parallel/fsdp.py.
 """
 
@@ -16,16 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from windlass.parallel.config import Stage
-from windlass.plan.memory import SIZES
-from windlass.precision.config import PrecisionConfig
 
 STAGES: Final[tuple[Stage, ...]] = (0, 1, 2, 3)
-
-
-def exact_stages(precision: PrecisionConfig) -> tuple[Stage, ...]:
-    """The stages that compute alike, to the rounding of sums."""
-    is_mixed = SIZES[precision.computed] < SIZES[precision.stored]
-    return STAGES[1:] if is_mixed else STAGES
 
 
 def choose_stage(needed: Mapping[Stage, int], limit_bytes: int) -> Stage:

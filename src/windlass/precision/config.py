@@ -177,12 +177,6 @@ class PrecisionConfig(Settings):
                 "only AdamW steps fp32 weights by gradients in bf16",
                 "remove precision.gradients, or use optim.kind=adamw",
             )
-        if self.gradients == "bf16" and zero == 0:
-            yield UserError(
-                "precision.gradients=bf16 with parallel.zero=0",
-                "zero 0 computes through autocast, whose gradients are in fp32",
-                "remove parallel.zero (on one process it cuts nothing), or precision.gradients",
-            )
         if self.is_rounded and optimizer != "adamw":
             yield UserError(
                 f"optim.kind={optimizer} with weights in {self.stored} and moments in {self.kept}",

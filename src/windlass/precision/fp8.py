@@ -69,7 +69,7 @@ def check_devices(devices: Sequence[Accelerator]) -> list[str]:
 class Product:
     """x, W, bias -> x W^T + bias in fp8, in the place of functional.linear."""
 
-    def __init__(self, scaling: Scaling, dtype: torch.dtype, emulate: bool):
+    def __init__(self, scaling: Scaling, emulate: bool):
         float8 = float8_library()
         config = float8.Float8LinearConfig.from_recipe_name(scaling)
         self._config = dataclasses.replace(config, emulate=emulate)
@@ -81,11 +81,9 @@ class Product:
         )
         self._aligned = linear.LinearMMConfig(*aligned)
         self._padded = linear.LinearMMConfig(*aligned[:2], padded[2])
-        self._product, self._dtype = linear.matmul_with_hp_or_float8_args, dtype
+        self._product = linear.matmul_with_hp_or_float8_args
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # under autocast (zero 0) both may be in fp32
-        x, weight = x.to(self._dtype), weight.to(self._dtype)
         gemms = self._padded if x.numel() // x.shape[-1] % MULTIPLE else self._aligned
         out: Tensor = self._product.apply(x, weight.t(), gemms, self._config)
         return out if bias is None else out + bias.to(out.dtype)
@@ -107,12 +105,12 @@ def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
     return f"{scaling}, {fit} of the {len(sides)} matrices of the blocks; MFU is a share of bf16's peak"
 
 
-def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, dtype: torch.dtype, device: torch.device) -> None:
-    """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`. `dtype`:
-    of what comes out. Raises UserError where none is fit."""
+def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, device: torch.device) -> None:
+    """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`. Raises
+    UserError where none is fit."""
     if scaling is None:
         return
-    product, sides = Product(scaling, dtype, emulate=device.type != "cuda"), set[tuple[int, int]]()
+    product, sides = Product(scaling, emulate=device.type != "cuda"), set[tuple[int, int]]()
     for linear in linears:
         sides.add((linear.out_features, linear.in_features))
         if is_fit(linear.out_features, linear.in_features):

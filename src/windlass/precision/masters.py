@@ -1,5 +1,5 @@
-"""Masters: a rank that computes in 16 bits and shares its parameters with no other, with nothing of FSDP's between the weights
-and the products: one process, and ranks of tp and pp without replicas and shards.
+"""Masters: a rank that computes in 16 bits and holds all of its parameters, with nothing of FSDP's between the weights and the
+products: one process, DDP's replicas (zero 0), and ranks of tp and pp without replicas and shards.
 
 The model's parameters are in the computing dtype. Each has a master in fp32, which the optimizer steps, clip and checkpoints
 read, and whose gradient is added up in fp32 (or, with `precision.gradients: bf16`, in bf16):
@@ -12,12 +12,13 @@ Kept, bytes per parameter: 4 of the master, 2 of the parameter, 4 of the gradien
 Moved, bytes per parameter and micro-batch: a product writes its gradient (2), which is read and added to the sum (2 + 4 + 4), 12
 in all; in bf16 2 + (2 + 2 + 2) = 8. The first micro-batch of a step has no sum to read: 8 and 2. No weight is cast inside a
 micro-batch; the optimizer writes the parameter once per step (2). FSDP2 on one rank moves 47.7: it casts and copies every weight,
-in backward again. Autocast moves 25.9, and keeps the residual stream in fp32. (Counted on torch 2.13 by
-`python benchmarks/step_bytes.py`.) On a GPU the products of the blocks add to the sums themselves: 8 bytes, and 4 once per step
-(sums.py).
+in backward again. torch.autocast over weights in fp32, which is not used, moves 25.9, and keeps the stream in fp32. (Counted on
+torch 2.13 by `python benchmarks/step_bytes.py`.) On a GPU, without replicas, the products of the blocks add to the sums
+themselves: 8 bytes, and 4 once per step (sums.py).
 
-Why the gradient is right: no other rank has a part of it, and the loss is divided by the count before backward. The numbers are
-FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32. (Where products add, nothing is rounded to 16 bits.)
+Why the gradient is right: the loss is divided by the count before backward, and either no other rank has a part of the gradient,
+or the replicas' sums are added, once per step (parallel/ddp.py). The numbers are FSDP2's on one rank, bit for bit: the same
+casts, and the same sums in fp32. (Where products add, nothing is rounded to 16 bits.)
 Over tp parameters are DTensors, and so are masters. The gradient of one that every tensor rank holds whole is a part of a sum
 (Partial): parts are added up in fp32, and the program sums them over tp once per step (parallel/ddp.py), where FSDP2 sums each
 micro-batch's in 16 bits.
@@ -27,7 +28,8 @@ Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +42,33 @@ COMPILED_FROM: Final = 1 << 20
 """Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
 
 
+class Place(NamedTuple):
+    """Where a master's gradient is added up, and what is called after each micro-batch's was added."""
+
+    total: Tensor
+    added: Callable[[], Any]
+
+
+NO_PLACES: Final[Mapping[str, Place]] = MappingProxyType({})
+
+
 def has_masters(num_ranks: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
-    """Where 16 bits compute from weights in fp32, and no other rank holds a part or a replica of this rank's (`num_ranks`:
-    of mesh.fsdp). With zero 0 autocast does it, offloaded FSDP2."""
+    """Where 16 bits compute from weights in fp32, and this rank holds all of them: no other has a part or a replica
+    (`num_ranks`: of mesh.fsdp), or zero is 0. What is offloaded FSDP2 casts."""
     is_wide = precision.stored == torch.float32 and precision.is_mixed
-    return num_ranks == 1 and is_wide and zero != 0 and not is_offloaded
+    return (num_ranks == 1 or zero == 0) and is_wide and not is_offloaded
 
 
 def apply_masters(
-    model: nn.Module, precision: Precision, base: Collection[str] = (), is_compiled: bool = False
+    model: nn.Module,
+    precision: Precision,
+    base: Collection[str] = (),
+    is_compiled: bool = False,
+    places: Mapping[str, Place] = NO_PLACES,
 ) -> dict[str, nn.Parameter]:
     """The master of each parameter of `model`, by name, cut as the parameter is; `model` is in the computing dtype. Both are
     without values: fill the masters, then `fill_copies`. A frozen `base` has none. `is_compiled`: sums of 16-bit gradients in
-    fp32 are added by a compiled kernel."""
+    fp32 are added by a compiled kernel. `places`: by name; without one a gradient has memory of its own."""
     masters = {}
     for name, parameter in model.named_parameters():
         if name not in base:
@@ -61,26 +77,41 @@ def apply_masters(
             masters[name].grad_dtype = precision.gradients
             if parameter.requires_grad:
                 add = compiled_add() if is_compiled and local_tensor(parameter).numel() >= COMPILED_FROM else add_to
-                hand_over = partial(_hand_over, masters[name], precision.gradients, add)
+                hand_over = partial(_hand_over, masters[name], precision.gradients, add, places.get(name))
                 parameter.register_post_accumulate_grad_hook(hand_over)
     return masters
 
 
 def _hand_over(
-    master: nn.Parameter, dtype: torch.dtype, add: Callable[[Tensor, Tensor, bool], None], parameter: Tensor
+    master: nn.Parameter,
+    dtype: torch.dtype,
+    add: Callable[[Tensor, Tensor, bool], None],
+    place: Place | None,
+    parameter: Tensor,
 ) -> None:
     """Adds a micro-batch's gradient to the master's, and frees it. None: its product has added it (sums.py)."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return
-    if gradient.dtype == dtype:
+    if gradient.dtype == dtype and place is None:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         return
     is_first = master.grad is None
     if master.grad is None:
-        master.grad = _empty_like(gradient, dtype)
+        master.grad = _empty_like(gradient, dtype) if place is None else place.total
     # flat: one graph for matrices of any sizes
     add(local_tensor(master.grad).view(-1), local_tensor(gradient).view(-1), is_first)
+    if place is not None:
+        place.added()
+
+
+def hand_over_rest(masters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    """What autograd's hooks did not: torch's zero-bubble schedules write a weight's gradient themselves, and call no hook."""
+    for name, parameter in model.named_parameters():
+        if name in masters and parameter.grad is not None:
+            dtype = masters[name].grad_dtype
+            assert dtype is not None
+            _hand_over(masters[name], dtype, add_to, None, parameter)
 
 
 def _empty_like(gradient: Tensor, dtype: torch.dtype) -> Tensor:

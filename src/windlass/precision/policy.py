@@ -12,8 +12,9 @@
     fp8                fp32     bf16      fp32     fp32       4        8           GPUs that have it (fp8.py): blocks' products
 
 Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made
-for them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), under DDP autocast makes it, and on
-one process, or a rank of tp or pp without shards, it stays beside the weights, 2 bytes more (precision/masters.py).
+for them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), and on a rank that holds all of its
+weights (one process, DDP's replicas, ranks of tp or pp without shards) it stays beside them, 2 bytes more
+(precision/masters.py).
 
 bf16 has 8 bits of mantissa: an update smaller than 1/512 of a weight is lost when it is rounded to the nearest, so the weights
 that the optimizer steps stay in fp32 (Micikevicius et al., arXiv 1710.03740). bf16-pure instead rounds weights and moments
@@ -25,7 +26,6 @@ and as far as they should within 10 % in 400 steps with the other (tests/optim/t
 block to block.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,10 +72,6 @@ class Precision:
     def as_output(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss with the digits of `output`, in its own dtype: in that it is summed over ranks."""
         return loss if self.output is None else loss.to(self.output).to(loss.dtype)
-
-    def autocast(self, device_type: str) -> AbstractContextManager[object]:
-        """For modules that FSDP2 does not wrap: products in the compute dtype."""
-        return torch.autocast(device_type, self.compute) if self.is_mixed else nullcontext()
 
 
 def uniform(dtype: torch.dtype) -> Precision:

@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.model.tiny import hf_model, our_model
 from tests.parallel.tiny import Operators
@@ -111,14 +110,6 @@ def test_the_operator_keeps_torchs_rules_for_operators():
         q, k, v = random_heads(3)
         end = q[:, :, 4:].detach().requires_grad_()
         torch.library.opcheck(flash_by_document, (end, k, v, STARTS, window))
-
-
-def test_autocast_reaches_it_as_it_reaches_torchs_own_attention():
-    q, k, v = random_heads(3, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        documents, projected = find_documents(STARTS, LENGTH), functional.linear(v, torch.eye(10))
-        out = attend_documents(q, k, projected, documents, None)
-        assert out.dtype == functional.scaled_dot_product_attention(q, q, q).dtype == torch.bfloat16
 
 
 def test_positions_restart_and_bounds_are_those_of_rows_laid_end_to_end():

@@ -86,14 +86,6 @@ def test_lower_precision_stays_near(dtype, tolerance):
         assert one.dtype == dtype and (one - two).abs().max() <= 3 * tolerance * two.abs().max()
 
 
-def test_autocast_computes_in_its_dtype_as_the_fused_kernel_does():
-    given = inputs(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attend_unfused(*given, AttentionLayout(), 0.3, KEYS)
-    assert out.dtype == torch.bfloat16
-    assert all(gradient.dtype == torch.float32 for gradient in gradients(out, given))
-
-
 def test_a_rank_with_some_heads_computes_its_slice():
     q, k, v = inputs()
     whole = attend_unfused(q, k, v, AttentionLayout(), 0.3, KEYS)

@@ -255,25 +255,6 @@ def test_chunks_are_whole_tiles_where_one_fits():
     assert head.chunk_tokens == 7040
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_under_autocast_every_chunk_multiplies_in_its_dtype(is_compiled):
-    """Hidden states are in fp32 there, as a norm leaves them; the compiled pass's gradient is in bf16. (Not compiled here.)"""
-    head, hidden_BTD, targets_BT = make_head(torch.float32)
-    found = []
-    for chunk_tokens in (1000, 7):
-        head.chunk_tokens = chunk_tokens
-        head._one_pass = one_pass if is_compiled else None
-        with torch.autocast("cpu", torch.bfloat16):
-            found.append(loss_and_gradients(head, hidden_BTD, targets_BT))
-    for whole, chunked in zip(*found, strict=True):
-        assert chunked.dtype == torch.float32 and (chunked - whole).norm() <= 2**-8 * whole.norm()
-    product = torch.randn(3, 9), torch.randn(3, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        added = loss_module._add_product(torch.zeros(9, 4), *product, torch.float32)
-    narrow = [one.bfloat16() for one in product]
-    assert torch.equal(added, (narrow[0].T @ narrow[1]).float()), "not a product in fp32"
-
-
 @pytest.mark.parametrize("chunk_tokens", [7, 1000])
 @pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize("is_one_pass", [False, True])

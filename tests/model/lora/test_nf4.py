@@ -62,13 +62,3 @@ def test_a_product_keeps_no_matrix_for_backward():
     plain = x.detach().requires_grad_()
     functional.linear(plain, dequantize(codes, scales, torch.float32)).square().sum().backward()
     assert torch.equal(x.grad, plain.grad)
-
-
-def test_under_autocast_it_multiplies_in_its_dtype():
-    codes, scales = quantize(drawn(48, BLOCK))
-    x = drawn(5, BLOCK).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = product(x, codes, scales)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert x.grad.dtype == torch.float32

@@ -48,7 +48,8 @@ DATA_PARALLEL = {
         "DDP's and FSDP's default: a loss that is divided by the global count is divided by the ranks once more",
         ((FSDP, "one.set_gradient_divide_factor(1.0)", "pass"),
          (DDP, "wrapper.register_comm_hook(group, _sum_bucket)", "pass"),
-         (DDP, "wrapper.register_comm_hook((group, reduce), _sum_bucket_in)", "pass")),
+         (DDP, "wrapper.register_comm_hook((group, reduce), _sum_bucket_in)", "pass"),
+         (DDP, ".to(self._reduce)", ".to(self._reduce) / self._group.size()")),
         ("exact: qwen3 tied: zero2 shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: replicate2 shard2 micro1",
          "exact: qwen3 tied: zero1 shard2 micro1", "exact: qwen3 tied: zero2 shard2 fp32",
          "exact: qwen3 tied: replicate2 shard2 micro1 fp32", "exact: qwen3 tied: zero1 shard2 micro1 fp32",
@@ -66,6 +67,16 @@ DATA_PARALLEL = {
         ((PROGRAM, "if isinstance(self.caller, DistributedDataParallel) and not is_last:", "if isinstance(self.caller, int):"),),
         ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
         Seen(("parallel.zero=0", "parallel.replicate=2"), "gradients", "model.embed_tokens.weight"),
+    ),
+    "sums of masters sent in every micro-batch": Bug(
+        "buckets are sent when they are full, though later micro-batches add to them",
+        ((DDP, "list(self._num_members) if is_last else []", "list(self._num_members)"),),
+        ("policy: qwen3 tied: zero0 replicate2 bf16",), said="fp32's reference",
+    ),
+    "sums of masters left in the other dtype": Bug(
+        "what was summed in bf16 is not copied back: every rank keeps its own gradient",
+        ((DDP, "bucket.copy_(sums)", "pass"),),
+        ("policy: qwen3 tied: zero0 replicate2 bf16 reduce-bf16",), said="fp32's reference",
     ),
     "gradients not sent without accumulation": Bug(
         "a reviewer: what goes right with several micro-batches, and a recipe may have one",

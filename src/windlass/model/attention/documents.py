@@ -70,9 +70,6 @@ def attend_documents(
 ) -> Tensor:
     """Causal attention inside each document, over its last `window` tokens -> [B, H, T, K]. Keys may be more than queries:
     queries are the end of the row."""
-    # Autocast lists torch's own attention and no operator of a library. Values have the projection's dtype, which is the
-    # dtype to compute in; norms and rotation have widened queries and keys.
-    q_BHTK, k_BGTK = q_BHTK.to(v_BGTK.dtype), k_BGTK.to(v_BGTK.dtype)
     if q_BHTK.device.type == "cpu":
         return flash_by_document(q_BHTK, k_BGTK, v_BGTK, documents.starts_BM, window)[0]
     return attend_varlen(q_BHTK, k_BGTK, v_BGTK, documents, window)

@@ -60,9 +60,6 @@ def attend_unfused(
     """
     offset, device = layout.query_offset, q_BHTK.device
     assert k_BGTK.shape[2] == offset + q_BHTK.shape[2], (k_BGTK.shape, offset, q_BHTK.shape)
-    if torch.is_autocast_enabled(device.type):  # a fused kernel is on autocast's list, a Function is not
-        dtype = torch.get_autocast_dtype(device.type)
-        q_BHTK, k_BGTK, v_BGTK = q_BHTK.to(dtype), k_BGTK.to(dtype), v_BGTK.to(dtype)
     positions_S = torch.arange(k_BGTK.shape[2], device=device)
     heads_H = torch.arange(q_BHTK.shape[1], device=device) if layout.heads_H is None else layout.heads_H
     rows_BHT = row_keys(keys_B, ATTENTION, heads_H, positions_S[offset:])

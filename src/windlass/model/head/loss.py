@@ -166,17 +166,13 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _add_product(sum_VD: Tensor | None, grad_CV: Tensor, hidden_CD: Tensor, wide: torch.dtype) -> Tensor:
-    """sum + grad^T hidden, in `wide` from the second chunk on, in autocast's dtype where that is on: it casts for no `out`."""
-    device = hidden_CD.device.type
-    is_cast = device != "meta" and torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if is_cast else hidden_CD.dtype
-    grad_CV, hidden_CD = grad_CV.to(dtype), hidden_CD.to(dtype)
+    """sum + grad^T hidden, in `wide` from the second chunk on."""
     if sum_VD is None:
         return grad_CV.T @ hidden_CD
     sum_VD = sum_VD.to(wide)
     if sum_VD.dtype == hidden_CD.dtype:
         return torch.addmm(sum_VD, grad_CV.T, hidden_CD, out=sum_VD)
-    if adds_wide(device, dtype):
+    if adds_wide(hidden_CD.device.type, hidden_CD.dtype):
         return torch.addmm(sum_VD, grad_CV.T, hidden_CD, out_dtype=wide, out=sum_VD)
     return sum_VD.add_(grad_CV.T @ hidden_CD)
 

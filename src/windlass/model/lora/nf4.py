@@ -64,8 +64,6 @@ class _Product(torch.autograd.Function):
 
 
 def product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """x W^T in x's dtype, under autocast in its dtype. Kept for backward: codes and scales, which are there anyway."""
-    if torch.is_autocast_enabled(x.device.type):  # which does not look inside a function of our own
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    """x W^T in x's dtype. Kept for backward: codes and scales, which are there anyway."""
     out: Tensor = _Product.apply(x, codes, scales)
     return out

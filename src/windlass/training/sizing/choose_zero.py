@@ -10,7 +10,7 @@ from windlass.optim.rules import frozen_names
 from windlass.parallel.config import Stage
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import StepSize, micro_batches, total_bytes
-from windlass.plan.zero import choose_stage, exact_stages
+from windlass.plan.zero import STAGES, choose_stage
 from windlass.runtime import Runtime
 from windlass.training.parts.device_memory import Room
 from windlass.training.sizing.host_memory import available_bytes
@@ -26,12 +26,9 @@ CUTS: Final[Mapping[Stage, str]] = {
     2: "optimizer states and gradients are cut",
     3: "all is cut",
 }
-GATHERS: Final = "gathers weights with every micro-batch, and gloo copies each message"
-COST: Final = f"{GATHERS}: 2.5 times the processor time of zero 0 in benchmarks/results/layouts.json"
-COST_IN_BF16: Final = "1,979 tokens/s in bf16 where zero 0 had 2,219 (single runs on two cores, docs/log.md)"
-NOT_OFFERED: Final = (
-    "in 16 bits over fp32 weights parallel.zero=auto leaves 0 out, because it computes under autocast and rounds "
-    "differently"
+COST: Final = (
+    "gathers weights with every micro-batch, and gloo copies each message: 2.5 times the processor time of zero 0 in "
+    "benchmarks/results/layouts.json"
 )
 
 
@@ -65,12 +62,9 @@ def with_least_zero(
     limit_bytes = room.limit_bytes if room is not None else _share_of_all(runtime)
     if limit_bytes is None:
         return usual, _said(usual, "this host does not say how much memory it has left")
-    stages = exact_stages(config.precision)
-    needed = _Needs(plan, runtime, room).of(config, stages)
+    needed = _Needs(plan, runtime, room).of(config, STAGES)
     stage = choose_stage(needed, limit_bytes)
-    return _cut(config, stage), _said(
-        _cut(config, stage), _reason(needed, stage, limit_bytes) + ("" if 0 in stages else f"; {NOT_OFFERED}")
-    )
+    return _cut(config, stage), _said(_cut(config, stage), _reason(needed, stage, limit_bytes))
 
 
 def cuts_what_fits(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> list[str]:
@@ -80,20 +74,12 @@ def cuts_what_fits(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> list
     if free is None or not memory_of(config, plan, runtime).is_counted:
         return []
     limit_bytes, whole = int(free / runtime.world * OF_HOST), _Needs(plan, runtime, None).of(config, (0,))
-    is_offered = 0 in exact_stages(config.precision)
-    if not whole:
+    if not whole or whole[0] > limit_bytes:
         return []
-    # autocast keeps a copy of each weight in 16 bits, which plan/memory.py does not count
-    needed_bytes = whole[0] + (
-        0 if is_offered else memory_of(_cut(config, 0), plan, runtime).lasting_bytes().weights // 2
-    )
-    if needed_bytes > limit_bytes:
-        return []
-    room = f"needs {format_bytes(needed_bytes)} of the {format_bytes(limit_bytes)} that a rank may take"
-    cut = f"parallel.zero=3 on {runtime.world} CPU ranks"
-    if is_offered:
-        return [f"{cut} {COST}; parallel.zero=auto takes 0 here, which {room}"]
-    return [f"{cut} {GATHERS}: {COST_IN_BF16}; {NOT_OFFERED}; given as a number, 0 {room}"]
+    return [
+        f"parallel.zero=3 on {runtime.world} CPU ranks {COST}; parallel.zero=auto takes 0 here, which needs "
+        f"{format_bytes(whole[0])} of the {format_bytes(limit_bytes)} that a rank may take"
+    ]
 
 
 def _share_of_all(runtime: Runtime) -> int | None:
