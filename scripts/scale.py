@@ -351,6 +351,8 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     counted = [row for row in rows if row["what"] == "start"]
     rows = [started(row, counted[-1]) if row["what"] == "reading" and counted else row for row in rows]
+    known = list(dict.fromkeys(row["what"] for row in kept["rows"] + rows))
+    rows.sort(key=lambda row: known.index(row["what"]))  # where rows of the kind were
     RESULTS.write_text(json.dumps({**kept, "rows": rows}, indent=1) + "\n")
 
 

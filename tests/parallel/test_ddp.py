@@ -1,11 +1,13 @@
 """DDP: every gradient sent once however many micro-batches, and summed, not averaged."""
 
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.parallel.tiny import MODEL, Operators, assert_equal, batch, gradients, make_program, num_buckets
+from tests.parallel.tiny import MODEL, Operators, assert_equal, batch, each, gradients, make_program, num_buckets
+from windlass.precision.sums import summed
 
 
 def count_ddp(micro_batches):
@@ -118,55 +120,109 @@ def test_buckets_of_masters_are_sent_while_the_last_backward_runs(ranks, bucket_
         for sent, calls in steps:
             first, last = sent[: len(sizes)], sent[len(sizes) :]
             assert len(last) == len(sizes) and set(first) == {0}, "none before the last micro-batch"
-            assert last == sorted(last) and last[-1] == expected == len(calls), "all in backward"
+            assert last[-1] == expected == len(calls), "all in backward"
             assert (last[-2] >= 1) == (expected > 1), "the first before the last gradient"
             assert sum(calls) == (4 if in_fp32 else 2) * sum(sizes)
 
 
 def gradients_in_bf16(world, zero, replicate, shard, batches, steps=1, **settings):
-    """{name: gradient} of the last of `steps`, and of what is frozen its copy's."""
+    """{name: gradient} of the last of `steps`, and the names of parameters whose own gradient is left behind."""
     program = make_program(world, zero, replicate, shard, "bf16", **settings)
     own = batches[2 * program.mesh.batch_rank :][:2] if world > 1 else batches
     for _ in range(steps):
         for record in program.records():
             record.tensor.grad = None
         program.run([batch(one) for one in own], torch.tensor(32.0))
-    return {record.name: record.tensor.grad for record in program.records() if record.tensor.requires_grad} | {
-        record.name: None for record in program.records() if not record.tensor.requires_grad
-    }
+    left = [record.name for record in program.records() if record.copy.grad is not None]
+    return {record.name: record.tensor.grad for record in program.records()}, left
+
+
+def on_each_half(**settings):
+    """What each of two ranks would have alone: its gradients, of one process."""
+    return [partial(gradients_in_bf16, 1, 3, 1, 1, some, **settings) for some in ((0, 1), (2, 3))]
 
 
 @pytest.mark.parametrize("settings", [{}, {"bucket_mib": 0.001}, {"frozen": ("model.layers.0.mlp.up_proj.weight",)}])
 def test_gradients_of_masters_are_each_ranks_fp32_sums_added(ranks, settings):
     """To the bit: of two numbers the sum has no order. The second step's too, into the same memory."""
     both = ranks.run(2, partial(gradients_in_bf16, 2, 0, 2, 1, (0, 1, 2, 3), 2, **settings))
-    alone = {key: value for key, value in settings.items() if key == "frozen"}
-    first, second = (
-        ranks.run(1, partial(gradients_in_bf16, 1, 3, 1, 1, some, **alone))[0] for some in ((0, 1), (2, 3))
-    )
-    for found in both:
-        assert found.keys() == first.keys()
+    frozen = settings.get("frozen", ())
+    (((first, _), (second, _)),) = ranks.run(1, each, *on_each_half(frozen=frozen))
+    for found, left in both:
+        assert found.keys() == first.keys() and left == []
         for name, gradient in found.items():
-            if gradient is None:
-                assert first[name] is None and name in settings["frozen"]
+            if name in frozen:
+                assert gradient is first[name] is None
             else:
                 assert torch.equal(gradient, first[name] + second[name]), name
 
 
-def in_pieces():
-    """What finish says where a trained parameter got no gradient: another rank would wait for its bucket."""
-    from windlass.parallel.ddp import overlapped_sums
+def late_gradients(**settings):
+    """`gradients_in_bf16` where a sum is made when it is waited for, and no earlier."""
+    from windlass.parallel import ddp
 
-    program = make_program(2, 0, 2, 1, "bf16")
-    sums = overlapped_sums(program.model, program.mesh, 25, torch.float32, torch.float32)
+    class Late:
+        def __init__(self, *args, **kwargs):
+            self.call = partial(send, *args, **kwargs)
+
+        def wait(self):
+            self.call().wait()
+
+    send = ddp.dist.all_reduce
+    ddp.dist.all_reduce = lambda *args, **kwargs: (Late if kwargs.get("async_op") else send)(*args, **kwargs)
+    try:
+        return gradients_in_bf16(2, 0, 2, 1, (0, 1, 2, 3), **settings)
+    finally:
+        ddp.dist.all_reduce = send
+
+
+@pytest.mark.parametrize(("reduce", "tolerance"), [("fp32", 0.0), ("bf16", 2**-7)])
+def test_every_sum_is_waited_for_and_goes_back_to_its_own_bucket(ranks, reduce, tolerance):
+    (((first, _), (second, _)),) = ranks.run(1, each, *on_each_half())
+    for found, _ in ranks.run(2, partial(late_gradients, bucket_mib=0.001, precision={"reduce": reduce})):
+        for name, gradient in found.items():
+            exact = first[name] + second[name]
+            assert (gradient - exact).abs().max() <= tolerance * exact.abs().max(), name
+
+
+def test_buckets_are_sent_in_one_order_however_their_gradients_come(monkeypatch):
+    from windlass.parallel import ddp
+
+    sent = []
+    monkeypatch.setattr(ddp.dist, "all_reduce", lambda sums, group, async_op: sent.append(len(sums)) or mock.Mock())
+    sums = ddp.OverlappedSums(None, torch.float32)
+    places = sums.fill({f"w{size}": torch.zeros(size) for size in (3, 2, 1)}, 4 / (1 << 20))  # a bucket each
+    for order in (("w3", "w1", "w2"), ("w2", "w3", "w1"), ("w1", "w2", "w3")):
+        for is_last in (False, True):
+            sums.before(is_last)
+            assert sent == []
+            for name in order:
+                places[name].added()
+        with pytest.raises(AssertionError, match="more gradients than parameters"):
+            places["w1"].added()
+        sums.finish()
+        assert sent == [1, 2, 3], "the model's end first"
+        sent.clear()
     sums.before(True)
+    places["w1"].added()
     with pytest.raises(AssertionError, match="a trained parameter got no gradient"):
         sums.finish()
-    return sorted(sums.places) == sorted(name for name, _ in program.model.named_parameters())
+    with pytest.raises(AssertionError, match="the step before did not finish"):
+        sums.before(True)
 
 
-def test_a_bucket_that_waits_for_a_gradient_is_no_sum(ranks):
-    assert ranks.run(2, in_pieces) == [True, True]
+def products_that_add():
+    """How many there are of two replicas, on a device whose products can."""
+    from windlass.parallel import build
+
+    with mock.patch.object(build, "sums_in_products", lambda *_: True):
+        program = make_program(2, 0, 2, 1, "bf16")
+    return len(summed(program._linears))
+
+
+def test_beside_replicas_no_product_adds_to_a_sum(ranks):
+    """Its bucket would wait for it: what a product adds is added without a word."""
+    assert ranks.run(2, products_that_add) == [0, 0]
 
 
 def count_alone():

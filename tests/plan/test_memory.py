@@ -125,6 +125,21 @@ def test_what_is_gathered_is_the_model_or_units_of_it_and_whole_gradients(zero, 
     assert found == pytest.approx(GATHERED[zero](computed, reduced), abs=1)
 
 
+@pytest.mark.parametrize(
+    ("precision", "sent"),
+    [
+        ({"policy": "fp32"}, 0),
+        ({"policy": "bf16"}, 0),
+        ({"policy": "bf16", "reduce": "bf16"}, 2),
+        ({"policy": "bf16-pure"}, 4),
+    ],
+)
+def test_gradients_that_zero_0_sends_in_another_dtype_are_a_copy(precision, sent):
+    found = counted(2, model=MODELS["llama"], precision=precision, parallel={"zero": 0, "replicate": 2, "shard": 1})
+    assert found.gathered == sent * ALL
+    assert counted(1, model=MODELS["llama"], precision=precision, parallel={"zero": 0}).gathered == 0
+
+
 def test_a_base_in_four_bits_is_counted_as_it_is_stored():
     case = {"adapter": {"rank": 4, "base": "nf4"}, "precision": {"policy": "bf16"}, "model": ROOMY}
     architecture = ModelConfig.model_validate(ROOMY).architecture()

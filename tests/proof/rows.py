@@ -326,6 +326,9 @@ NEAR = [
         "qwen3 tied blocks5", split("pp2 1f1b tied-rates bf16, pp2 1f1b frozen-first-stage bf16, pp2 1f1b lora bf16")
     ),
     *pairs("qwen3 tied wide blocks5", split("pp2 1f1b fp8, pp2 1f1b nf4 bf16, tp2 pp2 1f1b nf4 bf16")),
+    # gradients that a backward which is cut in two writes itself
+    *pairs("qwen3 tied blocks5", split("tp2 pp2 zbv zero0 bf16, pp2 zbv zero0 frozen-first-stage bf16")),
+    *pairs("qwen3_moe even blocks5", ["pp2 zbv zero0 bf16"]),
     *pairs("qwen3_moe even", each(split("tp2 micro8, tp2 compile"), "bf16")),
     *pairs("qwen3 tied blocks5", ["pp2 1f1b products-fp32 bf16-pure"]),
     *pairs("qwen3 tied blocks5", each(STAGED_NARROW, "bf16-pure")),

@@ -18,7 +18,7 @@ from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
-from windlass.parallel.ddp import OverlappedSums, apply_ddp, overlapped_sums
+from windlass.parallel.ddp import OverlappedSums, apply_ddp
 from windlass.parallel.expert import apply_expert
 from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.invariants import check_dtypes, check_units
@@ -138,7 +138,7 @@ def build_program(
         is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1 and not keeps_masters
         # after filling: it copies nothing later
         caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
-        bucket_mib = config.bucket_mib if config.zero_stage == 0 and not is_wrapped else None
+        bucket_mib = config.bucket_mib if config.zero_stage == 0 and mesh.layout.tp > 1 else None
         program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters, replicas)
     _check(program, parts, config, precision)
     return program
@@ -149,10 +149,11 @@ def _add_masters(
 ) -> tuple[dict[str, nn.Parameter], OverlappedSums | None]:
     """The masters of a part, and the sums of their gradients over replicas where these can be sent in backward (ddp.py)."""
     config, precision, mesh, device = parallelism
-    replicas = None
-    if not is_stage and mesh.layout.tp == 1:
-        replicas = overlapped_sums(part, mesh, config.bucket_mib, precision.gradients, precision.reduce)
-    places = NO_PLACES if replicas is None else replicas.places
+    replicas, places = None, NO_PLACES
+    if not is_stage and mesh.layout.tp == 1 and mesh.loss_group.size() > 1:
+        replicas = OverlappedSums(mesh.loss_group, precision.reduce)
+        trained = {name: parameter for name, parameter in part.named_parameters() if parameter.requires_grad}
+        places = replicas.fill(trained, config.bucket_mib)
     masters = apply_masters(part, precision, _with_mirror(base, part), config.compiles, places)
     # a pipeline cannot (sums.py), and no bucket hears of what products add
     if not is_stage and replicas is None and sums_in_products(precision, device):

@@ -183,6 +183,8 @@ class PipelineProgram(DecoderProgram):
             output_args=(loss if stage == last else hidden_BTD,),
             group=self._group,
         )
+        if not self._masters:
+            return made
         backward_of_weights = made.backward_weight_one_chunk
 
         def and_hand_over(*args: Any, **kwargs: Any) -> None:

@@ -7,7 +7,8 @@ Between two steps, from the first update on, per parameter of this rank (n of th
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
     gathered     what FSDP2 gathers of the model's N parameters: zero 1 and 2 all, c N; zero 3 the ends and `gathered_units` of
-                 blocks. And whole gradients: zero 1 of all, zero 2 of the largest unit, zero 3 of a unit of blocks and an end
+                 blocks. And whole gradients: zero 1 of all, zero 2 of the largest unit, zero 3 of a unit of blocks and an end;
+                 zero 0 of all, where they are sent in another dtype than they are kept in
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
 
@@ -115,6 +116,10 @@ class RankMemory:
     def _computed(self) -> int:
         return SIZES[self.precision.computed]
 
+    @property
+    def _kept_gradient(self) -> int:
+        return SIZES[self.precision.added if self.has_masters else self.precision.stored]
+
     def lasting_bytes(self) -> LastingBytes:
         """What parameters cost."""
         stored, computed = SIZES[self.precision.stored], self._computed
@@ -129,7 +134,7 @@ class RankMemory:
             copies += elements * computed * (self.has_masters and size == stored and name not in base)
             whole += math.prod(shape) * min(size, computed)
             if name not in still:
-                gradients += elements * (SIZES[self.precision.added] if self.has_masters else stored)
+                gradients += elements * self._kept_gradient
                 states += self._states(name, shape, elements)
         return LastingBytes(weights, copies, gradients, states, self._gathered(whole, gradients))
 
@@ -151,8 +156,11 @@ class RankMemory:
     def _gathered(self, whole: int, gradients: int) -> int:
         """During a step. `whole`: bytes of the model as it computes; `gradients`: of this rank's part; 0: none."""
         ranks = self.layout.shard * self.layout.context
-        if self.parallel.zero_stage == 0 or (ranks == 1 and self.layout.replicate == 1):
+        if ranks == 1 and self.layout.replicate == 1:
             return 0
+        if self.parallel.zero_stage == 0:
+            kept, sent = self._kept_gradient, SIZES[self.precision.reduced]
+            return gradients // kept * sent if sent != kept else 0
         share = self.parallel.blocks_per_unit / self.architecture.num_layers
         rows, hidden = self.architecture.padded_vocab_size, self.architecture.hidden_size
         edge = rows * hidden * self._computed  # embedding, or head

@@ -86,7 +86,7 @@ class Product:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         gemms = self._padded if x.numel() // x.shape[-1] % MULTIPLE else self._aligned
         out: Tensor = self._product.apply(x, weight.t(), gemms, self._config)
-        return out if bias is None else out + bias.to(out.dtype)
+        return out if bias is None else out + bias
 
 
 def is_fit(rows: int, columns: int) -> bool:

@@ -1,4 +1,4 @@
-"""Masters: a rank that computes in 16 bits and holds all of its parameters, with nothing of FSDP's between the weights and the
+"""Masters: a rank that computes in 16 bits, whose parameters no shard cuts, with nothing of FSDP's between the weights and the
 products: one process, DDP's replicas (zero 0), and ranks of tp and pp without replicas and shards.
 
 The model's parameters are in the computing dtype. Each has a master in fp32, which the optimizer steps, clip and checkpoints
@@ -13,8 +13,8 @@ Moved, bytes per parameter and micro-batch: a product writes its gradient (2), w
 in all; in bf16 2 + (2 + 2 + 2) = 8. The first micro-batch of a step has no sum to read: 8 and 2. No weight is cast inside a
 micro-batch; the optimizer writes the parameter once per step (2). FSDP2 on one rank moves 47.7: it casts and copies every weight,
 in backward again. torch.autocast over weights in fp32, which is not used, moves 25.9, and keeps the stream in fp32. (Counted on
-torch 2.13 by `python benchmarks/step_bytes.py`.) On a GPU, without replicas, the products of the blocks add to the sums
-themselves: 8 bytes, and 4 once per step (sums.py).
+torch 2.13 by `python benchmarks/step_bytes.py`.) On a GPU the products of one process's blocks add to the sums themselves: 8
+bytes, and 4 once per step (sums.py).
 
 Why the gradient is right: the loss is divided by the count before backward, and either no other rank has a part of the gradient,
 or the replicas' sums are added, once per step (parallel/ddp.py). The numbers are FSDP2's on one rank, bit for bit: the same
@@ -93,7 +93,7 @@ def _hand_over(
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return
-    if gradient.dtype == dtype and place is None:
+    if gradient.dtype == dtype:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         return
     is_first = master.grad is None
@@ -106,7 +106,7 @@ def _hand_over(
 
 
 def hand_over_rest(masters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
-    """What autograd's hooks did not: torch's zero-bubble schedules write a weight's gradient themselves, and call no hook."""
+    """Hands over gradients that no hook saw: torch's zero-bubble schedules write `.grad` themselves."""
     for name, parameter in model.named_parameters():
         if name in masters and parameter.grad is not None:
             dtype = masters[name].grad_dtype

@@ -10,8 +10,8 @@ On one H200 (14,336 x 4,096, 4,096 tokens, bf16; `python benchmarks/gpu/ground_t
 alone and 0.687 with the sum, which alone takes 0.153. torch has such a product on CUDA only (model/head/loss.py asks for it).
 
 The sums keep their memory between steps: 4 bytes per parameter of these matrices. Experts, fp8, the factors of an adapter, norms
-and embeddings stay with masters.py's sums; so do all matrices over tp and in a pipeline. A matrix is used, then differentiated,
-then used again: else autograd raises, as in a pipeline, where a forward comes before the last backward has added.
+and embeddings stay with masters.py's sums; so do all matrices over tp, in a pipeline and beside replicas. A matrix is used, then
+differentiated, then used again: else autograd raises, as in a pipeline, where a forward comes before the last backward has added.
 
 Source: the fused weight gradients of Megatron-LM, arXiv 2205.05198.
 

@@ -65,7 +65,8 @@ LIMIT_S: Final = 600.0
 """A training of three steps takes seconds; on a machine that is busy with other work, minutes. A rank that takes longer hangs."""
 SEEDS: Final = 50  # that are tried for rows which reach every part of the loss; chosen
 NEVER_PROVED: Final = (
-    "bf16, fp16 and fp8, and the kernels of a GPU: the proxy model runs in fp64 on CPU",
+    "bf16, fp16 and fp8, what adds up gradients of 16 bits (precision/masters.py), and the kernels of a GPU: the proxy model "
+    "runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
     "what comes before the layout: sources, mixtures, chat, weights of answers, the order over epochs, the schedule of the rate",
     "packing: both sides read the samples that one preparation of ours packed",

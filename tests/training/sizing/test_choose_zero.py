@@ -91,8 +91,8 @@ def test_zero_3_on_cpu_ranks_that_could_keep_all_is_said_with_its_cost(base, ran
     said, _ = ranks.run(2, trained, recipe(base, "zero-said", zero=3), GIB)
     assert re.search(
         r"parallel\.zero=3 on 2 CPU ranks gathers weights with every micro-batch, and gloo copies each message: 2\.5 times the "
-        r"processor time of zero 0 in benchmarks/results/layouts\.json; parallel\.zero=auto takes 0 here, which needs [\d.]+ KiB "
-        r"of the 256\.0 MiB that a rank may take\n",
+        r"processor time of zero 0, in fp32 \(benchmarks/results/layouts\.json\); parallel\.zero=auto takes 0 here, which needs "
+        r"[\d.]+ KiB of the 256\.0 MiB that a rank may take\n",
         said,
     )
     for free, parallel in ((1, {"zero": 3}), (None, {"zero": 3}), (GIB, {"zero": 2})):

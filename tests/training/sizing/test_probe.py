@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests import tiny
+from windlass.parallel.ddp import OverlappedSums
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.program import ShardedProgram
 from windlass.plan.sizes import StepSize
@@ -28,14 +29,14 @@ def silent_mesh(config, runtime):
 
 
 def alone(config):
-    """On rank 0 of two: a whole trial, while rank 1 does nothing -> programs that are left."""
+    """On rank 0 of two: a whole trial, while rank 1 does nothing -> programs and buckets that are left."""
     with start_runtime() as runtime:
         mesh, plan = silent_mesh(config, runtime), planned(config, runtime)
         if runtime.rank == 0:
             _step(config, runtime, plan, mesh)
         dist.barrier()
         gc.collect()
-        return sum(isinstance(one, ShardedProgram) for one in gc.get_objects())
+        return sum(isinstance(one, ShardedProgram | OverlappedSums) for one in gc.get_objects())
 
 
 @pytest.mark.parametrize(

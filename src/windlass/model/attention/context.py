@@ -63,7 +63,7 @@ class Context:
 
 def gather_keys(k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tensor, Tensor]:
     """All keys and values of the row, in its order -> twice [B, G, T, K]. Backward: the sum of all ranks' gradients."""
-    local_S2BGK = torch.stack((k_BGSK.to(v_BGSK.dtype), v_BGSK)).permute(3, 0, 1, 2, 4).contiguous()
+    local_S2BGK = torch.stack((k_BGSK, v_BGSK)).permute(3, 0, 1, 2, 4).contiguous()
     whole = DTensor.from_local(local_S2BGK, context.mesh, [Shard(0)], run_check=False)
     ranks_S2BGK = whole.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     both_T2BGK = in_row_order(ranks_S2BGK.unflatten(0, (context.num_ranks, -1)))
@@ -77,7 +77,7 @@ def to_heads(q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -
     if times > 1:
         k_BGSK, v_BGSK = k_BGSK.repeat_interleave(times, 1), v_BGSK.repeat_interleave(times, 1)
     heads = [x.shape[1] // num_ranks for x in (q_BHSK, k_BGSK, v_BGSK)]
-    shared = [x.to(v_BGSK.dtype).unflatten(1, (num_ranks, -1)) for x in (q_BHSK, k_BGSK, v_BGSK)]
+    shared = [x.unflatten(1, (num_ranks, -1)) for x in (q_BHSK, k_BGSK, v_BGSK)]
     to_NSBJK = torch.cat(shared, 2).permute(1, 3, 0, 2, 4).contiguous()
     row_TBJK = in_row_order(_Exchange.apply(to_NSBJK, context.mesh.get_group()))
     q_BHTK, k_BGTK, v_BGTK = row_TBJK.permute(1, 2, 0, 3).split(heads, 1)

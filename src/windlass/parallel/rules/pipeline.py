@@ -61,8 +61,8 @@ def split_errors(num_ranks: int, schedule: Schedule, zero: int, policy: str) -> 
     if num_ranks > 1 and KINDS[schedule].splits and zero != 0 and policy in ("bf16", "fp16", "bf16-pure"):
         yield UserError(
             f"parallel.schedule={schedule} with parallel.zero={zero} and precision.policy={policy}",
-            f"a backward that is cut in two adds up the gradients of FSDP's gathered weights over the micro-batches in {policy}: "
-            "digits are lost with every one",
+            f"with zero {zero} replicas and shards go through FSDP, and a backward that is cut in two adds up the gradients "
+            f"of its gathered weights over the micro-batches in {policy}: digits are lost with every one",
             "use parallel.zero=0, parallel.schedule=interleaved-1f1b, or precision.policy=fp32",
         )
 

@@ -27,8 +27,8 @@ CUTS: Final[Mapping[Stage, str]] = {
     3: "all is cut",
 }
 COST: Final = (
-    "gathers weights with every micro-batch, and gloo copies each message: 2.5 times the processor time of zero 0 in "
-    "benchmarks/results/layouts.json"
+    "gathers weights with every micro-batch, and gloo copies each message: 2.5 times the processor time of zero 0, in fp32 "
+    "(benchmarks/results/layouts.json)"
 )
 
 
