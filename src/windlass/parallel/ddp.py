@@ -14,8 +14,8 @@ Why the gradient is right: the differentiated loss is (sum over this rank's targ
 over ranks is the gradient of the global mean. torch's DDP divides by the world size instead (a mean of means); the hook below
 replaces that. Without no_sync a gradient that was already summed would be summed again: wrong by a factor, not just slow.
 
-In 16 bits the gradients of the micro-batches are added up in fp32, in those of masters (precision/masters.py), which torch's
-wrapper does not see. `OverlappedSums` sends those: a bucket is one tensor, of which the gradients are views.
+Under bf16, fp16 and fp8 the gradients of the micro-batches are added up in fp32, in those of masters (precision/masters.py),
+which torch's wrapper does not see. `OverlappedSums` sends those: a bucket is one tensor, of which the gradients are views.
 
 Beside tensor ranks and under a pipeline neither works: both know whole tensors only, and no backward that is cut in two. There
 `sum_gradients` sends the same buckets after the last backward, where no work hides them. Before them `sum_parts` sums over `tp`,
