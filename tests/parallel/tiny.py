@@ -32,8 +32,7 @@ MODEL = {
 
 
 def num_buckets(sizes_bytes, bucket_mib):
-    """DDP's all-reduces per step from the second step on, for gradients of one dtype that arrive with these sizes, in this
-    order."""
+    """DDP's all-reduces per step, for gradients of one dtype that fill buckets with these sizes, in this order."""
     buckets, filled = 0, 0
     for size in sizes_bytes:
         filled += size

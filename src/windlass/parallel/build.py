@@ -18,7 +18,7 @@ from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
-from windlass.parallel.ddp import OverlappedSums, apply_ddp
+from windlass.parallel.ddp import OverlappedSums, keep_in
 from windlass.parallel.expert import apply_expert
 from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.invariants import check_dtypes, check_units
@@ -30,7 +30,7 @@ from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
 from windlass.precision.fp8 import apply_fp8
-from windlass.precision.masters import NO_PLACES, apply_masters, fill_copies, has_masters
+from windlass.precision.masters import apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
 from windlass.precision.sums import apply_sums
 
@@ -117,13 +117,18 @@ def build_program(
             parts = stages.parts(architecture, mesh.coordinate["pp"], hooks.chunks, adapter)
     base, masters = frozen_base(architecture, adapter), dict[str, nn.Parameter]()
     keeps_masters = has_masters(mesh.fsdp.size(), precision, config.zero_stage, config.offload)
-    replicas = None
+    replicas = _sums_over_replicas(parallelism)
     for part in parts:
         store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
         _lay_out(part, parallelism, {*frozen, *base}, recompute, keeps_masters)
-        if keeps_masters:  # after all that replaces parameters
-            of_part, replicas = _add_masters(part, parallelism, base, stages is not None)
-            masters |= of_part
+        places = {} if replicas is None else replicas.fill(part, config.bucket_mib)  # after what replaces parameters
+        if keeps_masters:
+            masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles, places)
+            # a pipeline cannot (sums.py), and no bucket hears of what products add
+            if stages is None and replicas is None and sums_in_products(precision, device):
+                apply_sums(_linears(part), masters, precision.gradients)
+        else:
+            keep_in(places, part)
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
     fill({**named, **masters})
     fill_copies(named, masters)
@@ -134,31 +139,19 @@ def build_program(
         program = PipelineProgram(parts, stages, mesh, precision, config, base, masters)
     else:
         (model,) = parts
-        # DDP knows no cut parameters, and no masters
-        is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1 and not keeps_masters
-        # after filling: it copies nothing later
-        caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
         bucket_mib = config.bucket_mib if config.zero_stage == 0 and mesh.layout.tp > 1 else None
-        program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters, replicas)
+        program = ShardedProgram(model, mesh, precision, config.zero_stage, replicas, bucket_mib, base, masters)
     _check(program, parts, config, precision)
     return program
 
 
-def _add_masters(
-    part: Decoder, parallelism: Parallelism, base: Collection[str], is_stage: bool
-) -> tuple[dict[str, nn.Parameter], OverlappedSums | None]:
-    """The masters of a part, and the sums of their gradients over replicas where these can be sent in backward (ddp.py)."""
-    config, precision, mesh, device = parallelism
-    replicas, places = None, NO_PLACES
-    if not is_stage and mesh.layout.tp == 1 and mesh.loss_group.size() > 1:
-        replicas = OverlappedSums(mesh.loss_group, precision.reduce)
-        trained = {name: parameter for name, parameter in part.named_parameters() if parameter.requires_grad}
-        places = replicas.fill(trained, config.bucket_mib)
-    masters = apply_masters(part, precision, _with_mirror(base, part), config.compiles, places)
-    # a pipeline cannot (sums.py), and no bucket hears of what products add
-    if not is_stage and replicas is None and sums_in_products(precision, device):
-        apply_sums(_linears(part), masters, precision.gradients)
-    return masters, replicas
+def _sums_over_replicas(parallelism: Parallelism) -> OverlappedSums | None:
+    """Where there are replicas whose sums can be sent in backward (ddp.py)."""
+    config, precision, mesh, _ = parallelism
+    is_whole = mesh.layout.tp == mesh.layout.pp == 1
+    if config.zero_stage != 0 or not is_whole or mesh.loss_group.size() == 1:
+        return None
+    return OverlappedSums(mesh.loss_group, precision.gradients, precision.reduce)
 
 
 def sums_in_products(precision: Precision, device: torch.device) -> bool:

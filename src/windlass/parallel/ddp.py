@@ -7,20 +7,20 @@ The picture, for N ranks: rank r computes g_r from its part of the batch; after 
     sent per step    an all-reduce per bucket, P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
                      scatter, then all-gather); accumulation adds none (only the last micro-batch sends)
 
-A bucket is closed by the gradient that fills its `bucket_mib` MiB. (torch closes the first at 1 MiB, but only where no size is
-given.) In the first step all is one bucket for torch's wrapper, which learns the order in which gradients arrive, and cuts by it.
+A bucket is one tensor, of which the gradients are views; the gradient that fills its `bucket_mib` MiB is its last. Buckets are
+filled from the model's end, where backward begins.
 
 Why the gradient is right: the differentiated loss is (sum over this rank's targets) / (count over all ranks), so a plain sum
-over ranks is the gradient of the global mean. torch's DDP divides by the world size instead (a mean of means); the hook below
-replaces that. Without no_sync a gradient that was already summed would be summed again: wrong by a factor, not just slow.
+over ranks is the gradient of the global mean. torch's own DDP divides by the world size instead (a mean of means). A bucket that
+was sent before the last micro-batch would be summed again: wrong by a factor, not just slow.
 
-Under bf16, fp16 and fp8 the gradients of the micro-batches are added up in fp32, in those of masters (precision/masters.py),
-which torch's wrapper does not see. `OverlappedSums` sends those: a bucket is one tensor, of which the gradients are views.
+Why not torch's wrapper: under bf16, fp16 and fp8 the gradients of the micro-batches are added up in fp32, in those of masters
+(precision/masters.py), which it does not see. What serves them serves all policies.
 
-Beside tensor ranks and under a pipeline neither works: both know whole tensors only, and no backward that is cut in two. There
-`sum_gradients` sends the same buckets after the last backward, where no work hides them. Before them `sum_parts` sums over `tp`,
-once per step, what every tensor rank holds whole (norms, row biases, positions); beside masters without replicas it is all that
-is left to sum.
+Beside tensor ranks and under a pipeline this does not work: it knows whole tensors only, and no backward that is cut in two.
+There `sum_gradients` sends such buckets after the last backward, where no work hides them. Before them `sum_parts` sums over
+`tp`, once per step, what every tensor rank holds whole (norms, row biases, positions); beside masters without replicas it is
+all that is left to sum.
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
@@ -32,7 +32,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, local_gradients
@@ -40,75 +39,40 @@ from windlass.precision.masters import Place
 from windlass.units import MIB
 
 
-def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sum without dividing. DDP checks that the argument is called `bucket`."""
-    gradients = bucket.buffer()
-    work = dist.all_reduce(gradients, group=group, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda _: gradients)  # summed in place; a group that sends nothing has no value
-
-
-def _sum_bucket_in(
-    chosen: tuple[dist.ProcessGroup, torch.dtype], bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """The sum of a bucket in another dtype: bf16 gradients summed in fp32, or fp32 ones sent in bf16."""
-    group, reduce = chosen
-    gradients = bucket.buffer()
-    sent = gradients.to(reduce)
-    work = dist.all_reduce(sent, group=group, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda _: gradients.copy_(sent))
-
-
-def apply_ddp(model: nn.Module, mesh: Mesh, device: torch.device, bucket_mib: float, reduce: torch.dtype) -> nn.Module:
-    """The module to call in place of `model`; `model` itself on one rank. Parameter names stay those of `model`. `reduce`: the
-    dtype of the sums."""
-    group = mesh.loss_group  # replicate x context: nothing is cut along shard
-    if group.size() == 1:
-        return model
-    device_ids = [device] if device.type == "cuda" else None
-    wrapper = DistributedDataParallel(
-        model, device_ids=device_ids, process_group=group, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
-    )
-    if reduce == next(model.parameters()).dtype:
-        wrapper.register_comm_hook(group, _sum_bucket)
-    else:
-        wrapper.register_comm_hook((group, reduce), _sum_bucket_in)
-    return wrapper
-
-
 class OverlappedSums:
-    """The gradients of masters, summed over the replicas while backward still runs.
+    """Gradients, summed over the replicas while backward still runs.
 
-    Buckets are filled from the model's end, where backward begins, and sent in that order on every rank, each once the last
-    micro-batch of a step has added its last gradient. Kept between steps: a gradient of every trained parameter.
+    Every rank sends its buckets in one order, each once the last micro-batch of a step has added its last gradient. Kept between
+    steps: a gradient of every trained parameter.
     """
 
-    def __init__(self, group: dist.ProcessGroup, reduce: torch.dtype):
-        """`reduce`: the dtype of sums over ranks. Those of a rank are in fp32, as masters are."""
-        self._group, self._reduce = group, reduce
+    def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype, reduce: torch.dtype):
+        """`dtype`: of the gradients, which are this rank's sums over micro-batches. `reduce`: of the sums over ranks."""
+        self._group, self._dtype, self._reduce = group, dtype, reduce
         self._buckets: list[torch.Tensor] = []
         self._num_members: list[int] = []
         self._num_missing: list[int] = []
         """Gradients that each bucket waits for; empty before the last micro-batch."""
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
 
-    def fill(self, trained: Mapping[str, torch.Tensor], bucket_mib: float) -> dict[str, Place]:
-        """Makes the buckets -> the places of all gradients. `trained`: parameters by name, in the order of the model. (The places
-        are not kept here: they know this object, and memory in a cycle is freed late.)"""
+    def fill(self, model: nn.Module, bucket_mib: float) -> dict[str, Place]:
+        """Makes the buckets of all that is trained -> the places of its gradients, by name. (They are not kept here: they know
+        this object, and memory in a cycle is freed late.)"""
         places: dict[str, Place] = {}
-        members: list[str] = []
-        for index, name in enumerate(reversed(list(trained))):
-            members.append(name)
-            filled = sum(trained[one].numel() for one in members) * torch.float32.itemsize >= bucket_mib * MIB
-            if filled or index == len(trained) - 1:
-                places |= self._add_bucket({one: trained[one] for one in members})
-                members = []
-        return places
+        members: dict[str, torch.Tensor] = {}
+        num_bytes = 0
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        for name, parameter in reversed(trained):
+            members[name] = parameter
+            num_bytes += parameter.numel() * self._dtype.itemsize
+            if num_bytes >= bucket_mib * MIB:
+                places |= self._add_bucket(members)
+                members, num_bytes = {}, 0
+        return places | self._add_bucket(members) if members else places
 
     def _add_bucket(self, members: Mapping[str, torch.Tensor]) -> dict[str, Place]:
         sizes = [one.numel() for one in members.values()]
-        flat = torch.empty(sum(sizes), dtype=torch.float32, device=next(iter(members.values())).device)
+        flat = torch.empty(sum(sizes), dtype=self._dtype, device=next(iter(members.values())).device)
         added = partial(self._added, len(self._buckets))
         self._buckets.append(flat)
         self._num_members.append(len(members))
@@ -140,6 +104,22 @@ class OverlappedSums:
             work.wait()
             if sums is not bucket:
                 bucket.copy_(sums)
+
+
+def keep_in(places: Mapping[str, Place], model: nn.Module) -> None:
+    """The gradients of these parameters are added up at their places. (Those of masters are by masters.py.)"""
+    for name, parameter in model.named_parameters():
+        if name in places:
+            parameter.register_post_accumulate_grad_hook(partial(_keep_in, places[name]))
+
+
+def _keep_in(place: Place, parameter: torch.Tensor) -> None:
+    """Moves the first gradient of a step to its place, where autograd adds the later ones to it."""
+    if parameter.grad is not place.total:
+        assert parameter.grad is not None
+        place.total.copy_(parameter.grad)
+        parameter.grad = place.total
+    place.added()
 
 
 def sum_gradients(records: Sequence[Record], mesh: Mesh, bucket_mib: float, reduce: torch.dtype) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from windlass.data.batch_fields import Batch
 from windlass.model.head.loss import factor_bits
@@ -145,28 +144,26 @@ def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -
 
 
 class ShardedProgram(DecoderProgram):
-    """One decoder per rank: a single process, DDP, ZeRO-1 to 3 or HSDP. `model` has parallel/build's techniques applied;
-    `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
-    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name.
-    `replicas`: sums of their gradients over other ranks."""
+    """One decoder per rank: a single process, DDP, ZeRO-1 to 3 or HSDP. `model` has parallel/build's techniques applied.
+    `replicas`: what sums gradients over them during backward. `bucket_mib`: of gradients that nothing has summed when backward
+    ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name."""
 
     def __init__(
         self,
         model: Decoder,
-        caller: nn.Module,
         mesh: Mesh,
         precision: Precision,
         zero: int,
+        replicas: OverlappedSums | None = None,
         bucket_mib: float | None = None,
         base: Collection[str] = (),
         masters: Mapping[str, nn.Parameter] = NO_MASTERS,
-        replicas: OverlappedSums | None = None,
     ):
         records = [parameter_record(name, p, base, masters) for name, p in model.named_parameters()]
         super().__init__([model], mesh, precision, records)
-        self.model, self.caller, self._has_masters = model, caller, bool(masters)
+        self.model, self._has_masters = model, bool(masters)
         self._linears = [module for module in model.modules() if isinstance(module, Linear)]
-        self._bucket_mib, self._backwards, self._replicas = bucket_mib, Backwards(model, zero), replicas
+        self._bucket_mib, self._sends = bucket_mib, Backwards(model, zero) if replicas is None else replicas
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
@@ -176,12 +173,9 @@ class ShardedProgram(DecoderProgram):
         factor = self._factor(count)
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
-            self._backwards.before(is_last)
-            if self._replicas is not None:
-                self._replicas.before(is_last)
-            with self._silent_unless(is_last):
-                loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
-                (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
+            self._sends.before(is_last)
+            loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
+            (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a global batch has at least one micro-batch"
         if not self._gradients_checked:
@@ -189,8 +183,8 @@ class ShardedProgram(DecoderProgram):
                 product.end()
             check_gradients(self._records)
             self._gradients_checked = True
-        if self._replicas is not None:
-            self._replicas.finish()
+        if isinstance(self._sends, OverlappedSums):
+            self._sends.finish()
         elif self._bucket_mib is not None:
             sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
         elif self._has_masters:
@@ -214,9 +208,4 @@ class ShardedProgram(DecoderProgram):
         return -self.mesh.sum_over_context(nats)
 
     def _forward(self, batch: Batch, **how: Any) -> torch.Tensor:
-        return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh), **how))
-
-    def _silent_unless(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
-        if isinstance(self.caller, DistributedDataParallel) and not is_last:
-            return self.caller.no_sync()
-        return contextlib.nullcontext()
+        return self._precision.as_output(self.model(**cut_rows(batch, self.mesh), **how))

@@ -102,15 +102,9 @@ PRECISION = {
         said="one process",
     ),
     "reduced in bf16 by DDP": Bug(
-        "its hook sends bf16",
-        ((DDP, '"""Sum without dividing. DDP checks that the argument is called `bucket`."""\n',
-          '"""Sum without dividing."""\n    return _sum_bucket_in((group, torch.bfloat16), bucket)\n'),),
-        ("exact: qwen3 tied: zero0 replicate2 fp32",),
-    ),
-    "sums of masters reduced in bf16": Bug(
         "fp32 sums of micro-batches are added over ranks in 16 bits",
         ((DDP, "self._buckets[len(self._sent)].to(self._reduce)", "self._buckets[len(self._sent)].to(torch.bfloat16)"),),
-        ("policy: qwen3 tied: zero0 replicate2 bf16",), said="one process",
+        ("policy: qwen3 tied: zero0 replicate2 bf16", "exact: qwen3 tied: zero0 replicate2 fp32"),
     ),
     "unscaling forgotten": Bug(
         "fp16's gradients keep the loss scale",
