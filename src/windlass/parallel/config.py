@@ -74,7 +74,7 @@ class ParallelConfig(Settings):
     """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds only the
     gathered blocks and the activations. Works with zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
     bucket_mib: float = Field(25, gt=0)
-    """Mebibytes of gradients per all-reduce, with zero 0: a smaller bucket starts earlier, a larger one sends fewer messages.
+    """Mebibytes per all-reduce of gradients, with zero 0: a smaller bucket starts earlier, a larger one sends fewer messages.
     The default is torch's."""
     blocks_per_unit: int = Field(1, ge=1)
     """Blocks that are gathered and reduced together, with zero 1 to 3: more blocks make fewer and larger collectives, and that

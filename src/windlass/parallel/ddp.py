@@ -7,8 +7,8 @@ The picture, for N ranks: rank r computes g_r from its part of the batch; after 
     sent per step    an all-reduce per bucket, P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
                      scatter, then all-gather); accumulation adds none (only the last micro-batch sends)
 
-A bucket is one tensor, of which the gradients are views; the gradient that fills its `bucket_mib` MiB is its last. Buckets are
-filled from the model's end, where backward begins.
+A bucket is one tensor, of which the gradients are views; the gradient that fills its `bucket_mib` MiB, as they are sent, is its
+last. Buckets are filled from the model's end, where backward begins.
 
 Why the gradient is right: the differentiated loss is (sum over this rank's targets) / (count over all ranks), so a plain sum
 over ranks is the gradient of the global mean. torch's own DDP divides by the world size instead (a mean of means). A bucket that
@@ -64,7 +64,7 @@ class OverlappedSums:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         for name, parameter in reversed(trained):
             members[name] = parameter
-            num_bytes += parameter.numel() * self._dtype.itemsize
+            num_bytes += parameter.numel() * self._reduce.itemsize
             if num_bytes >= bucket_mib * MIB:
                 places |= self._add_bucket(members)
                 members, num_bytes = {}, 0
@@ -145,7 +145,7 @@ def sum_over_replicas(
     pending = []
     for index, gradient in enumerate(gradients):
         bucket.append(gradient)
-        filled = sum(one.numel() * one.element_size() for one in bucket) >= bucket_bytes
+        filled = sum(one.numel() for one in bucket) * reduce.itemsize >= bucket_bytes
         if filled or index == len(gradients) - 1:
             flat = torch.cat([one.flatten() for one in bucket]).to(reduce)
             pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
