@@ -163,7 +163,7 @@ class ShardedProgram(DecoderProgram):
         super().__init__([model], mesh, precision, records)
         self.model, self._has_masters = model, bool(masters)
         self._linears = [module for module in model.modules() if isinstance(module, Linear)]
-        self._bucket_mib, self._sends = bucket_mib, Backwards(model, zero) if replicas is None else replicas
+        self._bucket_mib, self._sender = bucket_mib, Backwards(model, zero) if replicas is None else replicas
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
@@ -173,7 +173,7 @@ class ShardedProgram(DecoderProgram):
         factor = self._factor(count)
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
-            self._sends.before(is_last)
+            self._sender.before(is_last)
             loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
             (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
@@ -183,8 +183,8 @@ class ShardedProgram(DecoderProgram):
                 product.end()
             check_gradients(self._records)
             self._gradients_checked = True
-        if isinstance(self._sends, OverlappedSums):
-            self._sends.finish()
+        if isinstance(self._sender, OverlappedSums):
+            self._sender.finish()
         elif self._bucket_mib is not None:
             sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
         elif self._has_masters:

@@ -88,7 +88,7 @@ DATA_PARALLEL = {
     ),
     "the last micro-batch only": Bug(
         "what earlier micro-batches left on the host is overwritten and not added to",
-        ((PROGRAM, "            self._sends.before(", "            self.model.zero_grad()\n            self._sends.before("),),
+        ((PROGRAM, "            self._sender.before(", "            self.model.zero_grad()\n            self._sender.before("),),
         ("exact: qwen3 tied: shard2 micro1 offload", "exact: qwen3 tied: shard2 micro1 offload fp32"),
     ),
     "stepped elsewhere": Bug(
