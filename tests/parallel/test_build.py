@@ -1,14 +1,18 @@
 """The techniques in their one order: a compiled block changes nothing, names stay, no rank builds what it does not keep."""
 
+from functools import partial
+from unittest import mock
+
 import pytest
 import torch
 
 from tests.parallel.test_expert import MODEL as EXPERTS
-from tests.parallel.tiny import MODEL, batch, make_program
+from tests.parallel.tiny import MODEL, batch, each, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
 from windlass.parallel.build import check_compiler
 from windlass.parallel.config import ParallelConfig
+from windlass.precision import masters
 
 
 def names_and_bytes(world, zero, replicate, shard, tied):
@@ -101,3 +105,16 @@ def test_compile_without_a_compiler_is_refused(monkeypatch):
         check_compiler(ParallelConfig(compile=True), "cpu")
     check_compiler(ParallelConfig(compile=True), "cuda")
     check_compiler(ParallelConfig(), "cpu")
+
+
+def compiled_sums(compiles):
+    with (
+        mock.patch.object(masters, "COMPILED_FROM", 1),
+        mock.patch.object(masters, "compiled_add", return_value=masters.add_to) as asked,
+    ):
+        make_program(1, policy="bf16", compile=compiles)
+    return asked.call_count > 0
+
+
+def test_masters_of_a_compiled_model_are_added_to_by_a_compiled_kernel(ranks):
+    assert ranks.run(1, each, partial(compiled_sums, True), partial(compiled_sums, False)) == [[True, False]]

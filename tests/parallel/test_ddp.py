@@ -136,6 +136,17 @@ def test_gradients_are_each_ranks_sums_added(ranks, policy, settings):
                 assert torch.equal(gradient, first[name] + second[name]), name
 
 
+@pytest.mark.parametrize("settings", [{}, {"bucket_mib": 0.001}])
+def test_masters_whose_gradients_are_in_bf16_fill_buckets_too(ranks, settings):
+    """A recipe cannot ask for it; a caller of build_program can."""
+    settings = {**settings, "precision": {"gradients": "bf16", "reduce": "bf16"}}
+    both = ranks.run(2, partial(gradients_in, "bf16", 2, 0, 2, 1, (0, 1, 2, 3), 2, **settings))
+    (((first, _), (second, _)),) = ranks.run(1, each, *on_each_half("bf16", precision={"gradients": "bf16"}))
+    for found, left in both:
+        assert left == [] and {gradient.dtype for gradient in found.values()} == {torch.bfloat16}
+        assert all(torch.equal(found[name], first[name] + second[name]) for name in first)
+
+
 def late_gradients(policy, **settings):
     """`gradients_in` where a sum is made when it is waited for, and no earlier."""
     from windlass.parallel import ddp
@@ -172,20 +183,20 @@ def test_buckets_are_sent_in_one_order_however_their_gradients_come(monkeypatch)
     monkeypatch.setattr(ddp.dist, "all_reduce", lambda sums, group, async_op: sent.append(len(sums)) or mock.Mock())
     sums = ddp.OverlappedSums(None, torch.float32, torch.float32)
     model = nn.ParameterDict({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)})
-    places = sums.fill(model, 4 / MIB)  # a bucket each
+    slots = sums.fill(model, 4 / MIB)  # a bucket each
     for order in ("acb", "bac", "cba"):
         for is_last in (False, True):
             sums.before(is_last)
             assert sent == []
             for name in order:
-                places[name].added()
+                slots[name].added()
         with pytest.raises(AssertionError, match="more gradients than parameters"):
-            places["c"].added()
+            slots["c"].added()
         sums.finish()
         assert sent == [1, 2, 3], "the model's end first"
         sent.clear()
     sums.before(True)
-    places["c"].added()
+    slots["c"].added()
     with pytest.raises(AssertionError, match="a trained parameter got no gradient"):
         sums.finish()
     with pytest.raises(AssertionError, match="the step before did not finish"):

@@ -16,6 +16,7 @@ from windlass.parallel.ddp import sum_over_replicas
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import cut_stages
 from windlass.proof.pool import RankFailed
+from windlass.units import MIB
 
 MODEL = {**tiny.MODEL, "num_hidden_layers": 5}
 HIDDEN, ROWS, LENGTH, MICRO = 24, 256, 8, 4  # rows: the padded vocabulary
@@ -107,14 +108,15 @@ def summed(bucket_bytes):
     mine = float(dist.get_rank() + 1)
     gradients = [torch.full((size,), mine * size) for size in (3, 5, 2, 8, 1)]
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as calls:
-        sum_over_replicas(gradients, dist.group.WORLD, bucket_bytes, torch.float64)
-    return [gradient.unique().tolist() for gradient in gradients], calls.call_count
+        sum_over_replicas(gradients, dist.group.WORLD, bucket_bytes / MIB, torch.float64)
+    dtypes = {call.args[0].dtype for call in calls.call_args_list}
+    return [gradient.unique().tolist() for gradient in gradients], calls.call_count, dtypes
 
 
 def test_replicas_are_summed_bucket_by_bucket(ranks):
     sums = [[9.0], [15.0], [6.0], [24.0], [3.0]]
     for found in ranks.run(2, tiny.each, *(partial(summed, bucket_bytes) for bucket_bytes in (1, 17, 32, 1 << 20))):
-        assert found == [(sums, 5), (sums, 4), (sums, 3), (sums, 1)], "filled by what is sent: fp64"
+        assert found == [(sums, calls, {torch.float64}) for calls in (5, 4, 3, 1)], "filled by what is sent"
 
 
 def shapes(world, **layout):

@@ -30,6 +30,10 @@ class RunFacts:
     """Bytes of an element that is gathered, or multiplied."""
     reduced_bytes: int
     """Bytes of an element of a gradient that is summed over ranks."""
+    buckets: int
+    """All-reduces of a step's gradients under zero 0."""
+    usual_buckets: int
+    """As many as those would be with the usual `parallel.bucket_mib`."""
     flops_per_token: float
     """Forward and backward, causal: what the MFU counts."""
     recomputed_flops: float

@@ -145,13 +145,13 @@ def unequal_rows(run: Observed) -> Lever | None:
 
 def sent(run: Observed) -> Sent:
     """Per step and rank, by formula."""
-    return traffic(run.facts, run.setting("parallel", "zero"), run.setting("parallel", "bucket_mib"))
+    return traffic(run.facts, run.setting("parallel", "zero"))
 
 
 def small_messages(run: Observed) -> Lever | None:
     now = sent(run)
     if run.setting("parallel", "zero") == 0:
-        better, change = traffic(run.facts, 0, USUAL_BUCKET_MIB), f"parallel.bucket_mib={USUAL_BUCKET_MIB:g}"
+        better, change = Sent(run.facts.usual_buckets, now.bytes), f"parallel.bucket_mib={USUAL_BUCKET_MIB:g}"
     else:
         blocks = run.facts.units - run.facts.end_units
         per_unit = max(1, min(blocks, round(SMALL_MESSAGE / max(1.0, now.bytes / max(1, now.calls)))))

@@ -17,10 +17,8 @@ themselves. benchmarks/layouts.py counts the same in real runs.
 """
 
 from dataclasses import dataclass
-from math import ceil
 
 from windlass.advice.facts import RunFacts
-from windlass.units import MIB
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Sent:
 NOTHING = Sent(0, 0.0)
 
 
-def traffic(facts: RunFacts, zero: int, bucket_mib: float) -> Sent:
+def traffic(facts: RunFacts, zero: int) -> Sent:
     """See the table above."""
     size = {axis: facts.layout.get(axis, 1) for axis in ("pp", "tp", "replicate", "shard", "context")}
     gradients = facts.trained_elements * facts.reduced_bytes / (size["pp"] * size["tp"])
-    if zero == 0:  # buckets are full but for the last
-        return _part(ceil(gradients / (bucket_mib * MIB)), 2 * gradients, size["replicate"] * size["context"])
+    if zero == 0:
+        return _part(facts.buckets, 2 * gradients, size["replicate"] * size["context"])
     ranks, backwards = size["shard"] * size["context"], 1 if zero == 1 else facts.accumulation
     return (
         _gathers(facts, zero, ranks, facts.gathered_bytes / (size["pp"] * size["tp"]))

@@ -121,14 +121,14 @@ def build_program(
     for part in parts:
         store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
         _lay_out(part, parallelism, {*frozen, *base}, recompute, keeps_masters)
-        places = {} if replicas is None else replicas.fill(part, config.bucket_mib)  # after what replaces parameters
+        slots = {} if replicas is None else replicas.fill(part, config.bucket_mib)  # after what replaces parameters
         if keeps_masters:
-            masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles, places)
+            masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles, slots)
             # a pipeline cannot (sums.py), and no bucket hears of what products add
             if stages is None and replicas is None and sums_in_products(precision, device):
                 apply_sums(_linears(part), masters, precision.gradients)
         else:
-            keep_in(places, part)
+            keep_in(slots, part)
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
     fill({**named, **masters})
     fill_copies(named, masters)
@@ -182,7 +182,7 @@ def _lay_out(
 ) -> None:
     """The model, or one stage of it: from shapes to memory that waits for its weights."""
     config, precision, mesh, device = parallelism
-    freeze(part, frozen)  # before all the rest: compile, DDP and FSDP2 ask which parameters need a gradient
+    freeze(part, frozen)  # before all the rest: compile and FSDP2 ask which parameters need a gradient
     apply_expert(part, mesh)  # before tensor, which leaves no parameter whole
     # before recompute and compile, which take the forwards they find
     apply_tensor(part, part.blocks, mesh.dense["tp"])

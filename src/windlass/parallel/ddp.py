@@ -2,10 +2,12 @@
 
 The picture, for N ranks: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
 
-    kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32, 18 P in 16 bits with the copies
-                     that products read
-    sent per step    an all-reduce per bucket, P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
-                     scatter, then all-gather); accumulation adds none (only the last micro-batch sends)
+    kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32; 18 P in bf16, fp16 and fp8,
+                     with the copies that products read; 8 P in bf16-pure. Where `precision.reduce` is another dtype than
+                     gradients are kept in, also the buckets as they are sent, until backward ends: 4 P in bf16-pure
+    sent per step    an all-reduce per bucket, r P bytes together, r of `precision.reduce` (4; 2 in bf16); a ring moves
+                     2 (N-1)/N of that per rank (reduce-scatter, then all-gather); accumulation adds none:
+                     only the last micro-batch sends
 
 A bucket is one tensor, of which the gradients are views; the gradient that fills its `bucket_mib` MiB, as they are sent, is its
 last. Buckets are filled from the model's end, where backward begins.
@@ -19,8 +21,8 @@ Why not torch's wrapper: under bf16, fp16 and fp8 the gradients of the micro-bat
 
 Beside tensor ranks and under a pipeline this does not work: it knows whole tensors only, and no backward that is cut in two.
 There `sum_gradients` sends such buckets after the last backward, where no work hides them. Before them `sum_parts` sums over
-`tp`, once per step, what every tensor rank holds whole (norms, row biases, positions); beside masters without replicas it is
-all that is left to sum.
+`tp`, once per step, what every tensor rank holds whole (norms, row biases, positions). Masters without replicas need that sum
+alone.
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
@@ -34,9 +36,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.records import Record, local_gradients
-from windlass.precision.masters import Place
-from windlass.units import MIB
+from windlass.parallel.records import Record, in_buckets, local_gradients
+from windlass.precision.masters import Slot
 
 
 class OverlappedSums:
@@ -55,29 +56,24 @@ class OverlappedSums:
         """Gradients that each bucket waits for; empty before the last micro-batch."""
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []
 
-    def fill(self, model: nn.Module, bucket_mib: float) -> dict[str, Place]:
-        """Makes the buckets of all that is trained -> the places of its gradients, by name. (They are not kept here: they know
-        this object, and memory in a cycle is freed late.)"""
-        places: dict[str, Place] = {}
-        members: dict[str, torch.Tensor] = {}
-        num_bytes = 0
+    def fill(self, model: nn.Module, bucket_mib: float) -> dict[str, Slot]:
+        """Makes the buckets of all that is trained -> the slots of its gradients, by name. The slots are not kept here: each
+        knows this object, and memory in a cycle is freed late."""
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        for name, parameter in reversed(trained):
-            members[name] = parameter
-            num_bytes += parameter.numel() * self._reduce.itemsize
-            if num_bytes >= bucket_mib * MIB:
-                places |= self._add_bucket(members)
-                members, num_bytes = {}, 0
-        return places | self._add_bucket(members) if members else places
+        trained.reverse()
+        slots: dict[str, Slot] = {}
+        for members in in_buckets((parameter.numel() * self._reduce.itemsize for _, parameter in trained), bucket_mib):
+            slots |= self._add_bucket(dict(trained[members]))
+        return slots
 
-    def _add_bucket(self, members: Mapping[str, torch.Tensor]) -> dict[str, Place]:
+    def _add_bucket(self, members: Mapping[str, torch.Tensor]) -> dict[str, Slot]:
         sizes = [one.numel() for one in members.values()]
         flat = torch.empty(sum(sizes), dtype=self._dtype, device=next(iter(members.values())).device)
         added = partial(self._added, len(self._buckets))
         self._buckets.append(flat)
         self._num_members.append(len(members))
         parts = zip(members.items(), flat.split(sizes), strict=True)
-        return {name: Place(total.view_as(parameter), added) for (name, parameter), total in parts}
+        return {name: Slot(total.view_as(parameter), added) for (name, parameter), total in parts}
 
     def before(self, is_last: bool) -> None:
         """Before each backward of a step."""
@@ -98,7 +94,6 @@ class OverlappedSums:
     def finish(self) -> None:
         """After the last backward: gradients are the sums over all replicas."""
         assert len(self._sent) == len(self._buckets), "a trained parameter got no gradient"
-        self._num_missing = []
         for bucket in self._buckets:
             work, sums = self._sent.pop(0)
             work.wait()
@@ -106,27 +101,27 @@ class OverlappedSums:
                 bucket.copy_(sums)
 
 
-def keep_in(places: Mapping[str, Place], model: nn.Module) -> None:
-    """The gradients of these parameters are added up at their places. (Those of masters are by masters.py.)"""
+def keep_in(slots: Mapping[str, Slot], model: nn.Module) -> None:
+    """Lets autograd add the gradients of these parameters up in their slots. (masters.py does it for masters.)"""
     for name, parameter in model.named_parameters():
-        if name in places:
-            parameter.register_post_accumulate_grad_hook(partial(_keep_in, places[name]))
+        if name in slots:
+            parameter.register_post_accumulate_grad_hook(partial(_keep_in, slots[name]))
 
 
-def _keep_in(place: Place, parameter: torch.Tensor) -> None:
-    """Moves the first gradient of a step to its place, where autograd adds the later ones to it."""
-    if parameter.grad is not place.total:
+def _keep_in(slot: Slot, parameter: torch.Tensor) -> None:
+    """Moves the first gradient of a step to its slot, where autograd adds the later ones to it."""
+    if parameter.grad is not slot.total:
         assert parameter.grad is not None
-        place.total.copy_(parameter.grad)
-        parameter.grad = place.total
-    place.added()
+        slot.total.copy_(parameter.grad)
+        parameter.grad = slot.total
+    slot.added()
 
 
 def sum_gradients(records: Sequence[Record], mesh: Mesh, bucket_mib: float, reduce: torch.dtype) -> None:
     """In place, once all backwards of a step are done: parts of sums over `tp` (Partial) first, then all over the replicas."""
     sum_parts(records)
     if mesh.loss_group.size() > 1:
-        sum_over_replicas(local_gradients(records), mesh.loss_group, int(bucket_mib * MIB), reduce)
+        sum_over_replicas(local_gradients(records), mesh.loss_group, bucket_mib, reduce)
 
 
 def sum_parts(records: Sequence[Record]) -> None:
@@ -138,18 +133,14 @@ def sum_parts(records: Sequence[Record]) -> None:
 
 
 def sum_over_replicas(
-    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, bucket_bytes: int, reduce: torch.dtype
+    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, bucket_mib: float, reduce: torch.dtype
 ) -> None:
-    """In place: plain sums in `reduce`, one all-reduce per bucket, which the gradient that fills it closes."""
-    bucket: list[torch.Tensor] = []
+    """In place: plain sums in `reduce`, one all-reduce per bucket."""
     pending = []
-    for index, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        filled = sum(one.numel() for one in bucket) * reduce.itemsize >= bucket_bytes
-        if filled or index == len(gradients) - 1:
-            flat = torch.cat([one.flatten() for one in bucket]).to(reduce)
-            pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
-            bucket = []
+    for chosen in in_buckets((one.numel() * reduce.itemsize for one in gradients), bucket_mib):
+        bucket = gradients[chosen]
+        flat = torch.cat([one.flatten() for one in bucket]).to(reduce)
+        pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
     for work, flat, members in pending:
         assert work is not None
         work.wait()

@@ -1,6 +1,6 @@
-"""What optimizer, clip and checkpoint know of a parameter: they work from records alone."""
+"""What optimizer, clip and checkpoint know of a parameter, who work from records alone; and which gradients share a bucket."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -9,6 +9,7 @@ import torch
 from torch.nn import Parameter
 
 from windlass.ranks.owned_part import local_tensor
+from windlass.units import MIB
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,15 @@ def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
     """This rank's parts; frozen parameters have none."""
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
     return [local_tensor(gradient) for gradient in gradients]
+
+
+def in_buckets(sizes: Iterable[int], bucket_mib: float) -> Iterator[slice]:
+    """Which gradients share a bucket. `sizes`: bytes of each, as sent. The one that fills a bucket is its last; none is cut."""
+    begin = end = num_bytes = 0
+    for end, size in enumerate(sizes, 1):
+        num_bytes += size
+        if num_bytes >= bucket_mib * MIB:
+            yield slice(begin, end)
+            begin, num_bytes = end, 0
+    if begin < end:
+        yield slice(begin, end)

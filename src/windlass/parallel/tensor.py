@@ -21,8 +21,8 @@ logits.
                      Embedding: 1 SCATTER, in backward 1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk
                      all-reduces of 1 and of 2 numbers per token; norms over all heads (OLMo 2): a GATHER of one number per token
                      and rank each, in backward its SCATTER; norm weights, row biases, position table, whole factors of an
-                     adapter, whole matrices of keys and values: an all-reduce of their size each, per micro-batch, where they
-                     are trained
+                     adapter, whole matrices of keys and values: an all-reduce of their size each, per micro-batch (with zero 0
+                     and beside masters per step), where they are trained
 
 Where t ranks outnumber the heads of keys and values, each of t / heads ranks computes the one that its queries read. The two
 matrices are then whole on every rank, and their gradients are parts of a sum, as those of norms are.

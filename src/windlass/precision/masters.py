@@ -42,14 +42,15 @@ COMPILED_FROM: Final = 1 << 20
 """Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
 
 
-class Place(NamedTuple):
-    """Where a master's gradient is added up, and what is called after each micro-batch's was added."""
+class Slot(NamedTuple):
+    """Where a parameter's gradient is added up in a bucket (parallel/ddp.py), and what is called after each micro-batch's was
+    added."""
 
     total: Tensor
     added: Callable[[], Any]
 
 
-NO_PLACES: Final[Mapping[str, Place]] = MappingProxyType({})
+NO_SLOTS: Final[Mapping[str, Slot]] = MappingProxyType({})
 
 
 def has_masters(num_ranks: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
@@ -64,11 +65,11 @@ def apply_masters(
     precision: Precision,
     base: Collection[str] = (),
     is_compiled: bool = False,
-    places: Mapping[str, Place] = NO_PLACES,
+    slots: Mapping[str, Slot] = NO_SLOTS,
 ) -> dict[str, nn.Parameter]:
     """The master of each parameter of `model`, by name, cut as the parameter is; `model` is in the computing dtype. Both are
     without values: fill the masters, then `fill_copies`. A frozen `base` has none. `is_compiled`: sums of 16-bit gradients in
-    fp32 are added by a compiled kernel. `places`: by name; without one a gradient has memory of its own."""
+    fp32 are added by a compiled kernel. `slots`: by name; without one a gradient has memory of its own."""
     masters = {}
     for name, parameter in model.named_parameters():
         if name not in base:
@@ -77,7 +78,7 @@ def apply_masters(
             masters[name].grad_dtype = precision.gradients
             if parameter.requires_grad:
                 add = compiled_add() if is_compiled and local_tensor(parameter).numel() >= COMPILED_FROM else add_to
-                hand_over = partial(_hand_over, masters[name], precision.gradients, add, places.get(name))
+                hand_over = partial(_hand_over, masters[name], precision.gradients, add, slots.get(name))
                 parameter.register_post_accumulate_grad_hook(hand_over)
     return masters
 
@@ -86,23 +87,23 @@ def _hand_over(
     master: nn.Parameter,
     dtype: torch.dtype,
     add: Callable[[Tensor, Tensor, bool], None],
-    place: Place | None,
+    slot: Slot | None,
     parameter: Tensor,
 ) -> None:
     """Adds a micro-batch's gradient to the master's, and frees it. None: its product has added it (sums.py)."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return
-    if gradient.dtype == dtype:
+    if gradient.dtype == dtype and slot is None:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         return
     is_first = master.grad is None
     if master.grad is None:
-        master.grad = _empty_like(gradient, dtype) if place is None else place.total
+        master.grad = _empty_like(gradient, dtype) if slot is None else slot.total
     # flat: one graph for matrices of any sizes
     add(local_tensor(master.grad).view(-1), local_tensor(gradient).view(-1), is_first)
-    if place is not None:
-        place.added()
+    if slot is not None:
+        slot.added()
 
 
 def hand_over_rest(masters: Mapping[str, nn.Parameter], model: nn.Module) -> None:

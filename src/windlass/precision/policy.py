@@ -45,7 +45,7 @@ class Precision:
     states: torch.dtype
     """The dtype of the optimizer's moments."""
     gradients: torch.dtype
-    """The dtype of the sum of a step's gradients on one process (precision/masters.py)."""
+    """The dtype in which a rank adds up a step's gradients, where FSDP2 does not (precision/masters.py, parallel/ddp.py)."""
     output: torch.dtype | None
     """What the loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
     is_stochastic: bool

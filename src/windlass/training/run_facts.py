@@ -4,9 +4,12 @@ import dataclasses
 import math
 
 from windlass.advice.facts import RunFacts
+from windlass.advice.levers import USUAL_BUCKET_MIB
 from windlass.model.architecture import parameter_shapes
 from windlass.model.flops import count_parameters, recomputed_flops
+from windlass.parallel.records import in_buckets
 from windlass.precision.policy import precision_of
+from windlass.ranks.owned_part import local_tensor
 from windlass.training.run import Run
 from windlass.training.start.parameter_rules import count_trained
 
@@ -30,6 +33,8 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         end_units=ends,
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,
+        buckets=_num_buckets(run, config.parallel.bucket_mib),
+        usual_buckets=_num_buckets(run, USUAL_BUCKET_MIB),
         flops_per_token=run.recorder.flops.per_token,
         recomputed_flops=recomputed_flops(architecture, config.data.sequence_length)
         if config.parallel.recompute == "full"
@@ -37,3 +42,10 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         peak_flops=run.recorder.flops.peak,
         filled=train.tokens / max(1, train.tokens + train.padding),
     )
+
+
+def _num_buckets(run: Run, bucket_mib: float) -> int:
+    """Of zero 0, where a step sums all gradients over replicas."""
+    itemsize = precision_of(run.config.precision).reduce.itemsize
+    trained = [local_tensor(record.tensor) for record in run.program.records() if record.tensor.requires_grad]
+    return sum(1 for _ in in_buckets([itemsize * one.numel() for one in reversed(trained)], bucket_mib))

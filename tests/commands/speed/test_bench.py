@@ -130,6 +130,8 @@ def test_ranks_that_scale_badly_are_warned_of():
     assert [line for line in lines if line.startswith("warning")] == [
         "warning: a.b=1, 4 ranks has 50% of what its ranks do alone: windlass advise on such a run says why"
     ]
+    alone, again = (list(bench_as_table([BenchRow(("a.b=4",), 1, (5.0,) * runs)]))[1].split() for runs in (1, 2))
+    assert (alone[4], again[4]) == ("-", "0.0%"), "one run has no spread"
     assert "0.90" in lines[2] and "9.5%" in lines[1] and lines[4] == "a.b=3, 1 rank   out of memory"
 
 

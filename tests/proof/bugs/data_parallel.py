@@ -66,9 +66,15 @@ DATA_PARALLEL = {
          "policy: qwen3 tied: zero0 replicate2 bf16"),
         Seen(("parallel.zero=0", "parallel.replicate=2"), "gradients", "model.embed_tokens.weight"),
     ),
+    "a bucket leaves before its last gradient is added": Bug(
+        "a reviewer: a master's slot says that it is filled, and is filled then",
+        (("precision/masters.py", "    is_first = master.grad is None\n", "    is_first = master.grad is None\n    slot and slot.added()\n"),
+         ("precision/masters.py", "    if slot is not None:\n        slot.added()\n", "")),
+        ("policy: qwen3 tied: zero0 replicate2 bf16",),
+    ),
     "a step begins with the sums of the last": Bug(
-        "buckets stay between steps: the first gradient is written to its place, and not added",
-        ((DDP, "place.total.copy_(parameter.grad)", "place.total.add_(parameter.grad)"),
+        "buckets stay between steps: the first gradient is written to its slot, and not added",
+        ((DDP, "slot.total.copy_(parameter.grad)", "slot.total.add_(parameter.grad)"),
          (DDP, "flat = torch.empty(", "flat = torch.zeros(")),
         ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"), steps=2,
     ),

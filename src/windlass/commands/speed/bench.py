@@ -72,9 +72,11 @@ class BenchRow:
         return statistics.median(self.tokens_per_s) if self.tokens_per_s else None
 
     @property
-    def spread(self) -> float:
-        middle = self.median
-        return (max(self.tokens_per_s) - min(self.tokens_per_s)) / middle if middle else 0.0
+    def spread(self) -> str:
+        """(largest - smallest) / median; "-" for a single run, of which nobody knows it."""
+        if len(self.tokens_per_s) < 2:
+            return "-"
+        return f"{(max(self.tokens_per_s) - min(self.tokens_per_s)) / statistics.median(self.tokens_per_s):.1%}"
 
 
 def bench(
@@ -247,7 +249,7 @@ def label(row: BenchRow) -> str:
 def figure(row: BenchRow) -> str:
     if row.median is None:
         return row.error or "no figure"
-    return f"{format_count(row.median)} tok/s, spread {row.spread:.1%}"
+    return f"{format_count(row.median)} tok/s, spread {row.spread}"
 
 
 def bench_as_table(rows: Sequence[BenchRow]) -> Iterator[str]:
@@ -271,7 +273,7 @@ def _cells(row: BenchRow, efficiency: float | None) -> tuple[str, ...]:
     return (
         label(row),
         format_count(row.median),
-        f"{row.spread:.1%}",
+        row.spread,
         format_count(row.median / row.ranks),
         "n/a" if row.mfu is None else f"{row.mfu:.1%}",
         "-" if row.memory_bytes is None else format_bytes(row.memory_bytes),

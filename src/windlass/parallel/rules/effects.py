@@ -90,7 +90,7 @@ def gradient_errors(world: int, adds_in_bf16: bool) -> Iterator[UserError]:
     if adds_in_bf16 and world > 1:
         yield UserError(
             f"precision.gradients=bf16 on {world} ranks",
-            "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
+            "one process may add its gradients up in bf16; beside fp32 weights, what ranks sum is kept in fp32",
             "remove precision.gradients (a run goes on without it by 'run.accept_drift=[precision.gradients]'); "
             "precision.reduce=bf16 halves what is sent",
         )
