@@ -69,7 +69,8 @@ DATA_PARALLEL = {
     "a bucket leaves before its last gradient is added": Bug(
         "a reviewer: a master's slot says that it is filled, and is filled then",
         (("precision/masters.py", "    is_first = master.grad is None\n", "    is_first = master.grad is None\n    slot and slot.added()\n"),
-         ("precision/masters.py", "    if slot is not None:\n        slot.added()\n", "")),
+         ("precision/masters.py", "    if slot is not None:\n        slot.added()\n", ""),
+         (DDP, ".to(self._reduce)", ".to(self._reduce, copy=True)")),  # as it is then: sending may take its time
         ("policy: qwen3 tied: zero0 replicate2 bf16",),
     ),
     "a step begins with the sums of the last": Bug(
