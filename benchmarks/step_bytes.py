@@ -52,7 +52,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.records import Record
 from windlass.precision.config import PrecisionConfig
-from windlass.precision.policy import precision_of
+from windlass.precision.policy import Precision, precision_of
 from windlass.proof.pool import Ranks
 from windlass.ranks.owned_part import local_tensor
 
@@ -86,6 +86,12 @@ BESIDE: dict[str, dict[str, Any]] = {
 TRANSPORT = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+UPDATES: dict[str, dict[str, Any]] = {
+    "gradients in fp32": {"policy": "bf16"},
+    "gradients in bf16": {"policy": "bf16", "gradients": "bf16"},
+    "states in bf16": {"policy": "bf16", "states": "bf16"},
+    "bf16-pure": {"policy": "bf16-pure"},
+}
 
 
 def make(
@@ -142,15 +148,16 @@ def row(**settings: Any) -> dict[str, Any]:
     }
 
 
-def update_bytes(gradients: torch.dtype) -> float:
-    """Per parameter, of the norm, and of the compiled update that clips and writes the copy in bf16."""
+def update_bytes(precision: Precision) -> float:
+    """Per parameter, of the norm, and of the compiled update that clips, and writes the copy in bf16 of a master."""
     num_parameters = 1 << 16
-    parameter = torch.nn.Parameter(torch.zeros(num_parameters))
-    parameter.grad_dtype = gradients
-    parameter.grad = torch.zeros(num_parameters, dtype=gradients)
-    copy = torch.nn.Parameter(torch.zeros(num_parameters, dtype=torch.bfloat16))
+    parameter = torch.nn.Parameter(torch.zeros(num_parameters, dtype=precision.stored))
+    parameter.grad_dtype = precision.gradients
+    parameter.grad = torch.zeros(num_parameters, dtype=precision.gradients)
+    copy = torch.nn.Parameter(torch.zeros(num_parameters, dtype=precision.compute)) if precision.is_mixed else None
     record = Record("w", parameter, parameter.shape, copy=copy)
-    optimizer = make_optimizer([record], OptimConfig(), storage=Storage(gradients=gradients, compiled=True))
+    storage = Storage(precision.states, precision.is_stochastic, gradients=precision.gradients, compiled=True)
+    optimizer = make_optimizer([record], OptimConfig(), storage=storage)
     with Moved() as norm:
         gradient_norm([record], SimpleNamespace(size=lambda: 1))  # type: ignore[arg-type]  no stages
     return round((norm.total + compiled_bytes(lambda: optimizer.step(torch.tensor(0.5)))) / num_parameters, 2)
@@ -180,8 +187,11 @@ def counted(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def rows(ranks: Ranks) -> dict[str, Any]:
     found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED | REPLICATED | BESIDE)[0]
+    for name, given in UPDATES.items():
+        found[f"update compiled, {name}"] = {
+            "bytes_per_parameter": update_bytes(precision_of(PrecisionConfig.model_validate(given)))
+        }
     for name, dtype in DTYPES.items():
-        found[f"update compiled, gradients in {name}"] = {"bytes_per_parameter": update_bytes(dtype)}
         for is_compiled in (False, True):
             kind = "compiled" if is_compiled else "by operators"
             found[f"loss {kind}, {name}"] = {"bytes_per_logit": loss_bytes(dtype, is_compiled)}
