@@ -61,8 +61,8 @@ def test_a_docstring_is_not_cut_in_the_middle_of_an_entry():
     page = DOCS / "techniques" / "tensor.md"
     cut = 'src/windlass/parallel/tensor.py from "kept per rank" to "{}"'
     assert "are trained" in fill.docstring(cut.format("are trained"), page)
-    with pytest.raises(ValueError, match='in the middle of an entry, before "are trained"'):
-        fill.docstring(cut.format("per micro-batch, where"), page)
+    with pytest.raises(ValueError, match='in the middle of an entry, before "and beside masters'):
+        fill.docstring(cut.format("per micro-batch (with zero 0"), page)
 
 
 def test_drawings_are_up_to_date():

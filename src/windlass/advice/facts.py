@@ -33,7 +33,7 @@ class RunFacts:
     buckets: int
     """All-reduces of a step's gradients under zero 0."""
     usual_buckets: int
-    """As many as those would be with the usual `parallel.bucket_mib`."""
+    """All-reduces of a step's gradients under zero 0 with the usual `parallel.bucket_mib`."""
     flops_per_token: float
     """Forward and backward, causal: what the MFU counts."""
     recomputed_flops: float

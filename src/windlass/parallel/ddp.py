@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from windlass.errors import BadLayout
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, in_buckets, local_gradients
 from windlass.precision.masters import Slot
@@ -93,7 +94,12 @@ class OverlappedSums:
 
     def finish(self) -> None:
         """After the last backward: gradients are the sums over all replicas."""
-        assert len(self._sent) == len(self._buckets), "a trained parameter got no gradient"
+        if len(self._sent) < len(self._buckets):
+            raise BadLayout(
+                f"{sum(map(bool, self._num_missing))} of {len(self._buckets)} buckets miss a gradient",
+                "every trainable parameter takes part in the loss: with zero 0 a bucket waits for all of its gradients",
+                "report it with the recipe; until it is mended, parallel.zero=3 needs no buckets",
+            )
         for bucket in self._buckets:
             work, sums = self._sent.pop(0)
             work.wait()

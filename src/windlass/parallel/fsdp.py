@@ -147,6 +147,9 @@ class Backwards:
             if self._zero in (1, 2):
                 unit.set_reshard_after_backward(is_last, recurse=False)
 
+    def finish(self) -> None:
+        """After the last backward: FSDP2 has waited for its sums."""
+
 
 def after_evaluation(model: nn.Module) -> None:
     """Frees what a forward without a backward left gathered; otherwise the next optimizer step would leave it stale."""

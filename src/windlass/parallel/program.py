@@ -163,7 +163,8 @@ class ShardedProgram(DecoderProgram):
         super().__init__([model], mesh, precision, records)
         self.model, self._has_masters = model, bool(masters)
         self._linears = [module for module in model.modules() if isinstance(module, Linear)]
-        self._bucket_mib, self._sender = bucket_mib, Backwards(model, zero) if replicas is None else replicas
+        self._sender = Backwards(model, zero) if replicas is None else replicas
+        self._bucket_mib = bucket_mib
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
@@ -183,9 +184,8 @@ class ShardedProgram(DecoderProgram):
                 product.end()
             check_gradients(self._records)
             self._gradients_checked = True
-        if isinstance(self._sender, OverlappedSums):
-            self._sender.finish()
-        elif self._bucket_mib is not None:
+        self._sender.finish()
+        if self._bucket_mib is not None:
             sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
         elif self._has_masters:
             sum_parts(self._records)

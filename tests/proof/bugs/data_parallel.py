@@ -87,8 +87,7 @@ DATA_PARALLEL = {
     "gradients not sent without accumulation": Bug(
         "a reviewer: what goes right with several micro-batches, and a recipe may have one",
         ((PROGRAM, "is_last = index == len(batches) - 1", "is_last = index == len(batches) - 1 and index > 0"),
-         (DDP, 'assert len(self._sent) == len(self._buckets), "a trained parameter got no gradient"',
-          "if not self._sent:\n            return")),
+         (DDP, "if len(self._sent) < len(self._buckets):\n", "if not self._sent:\n            return\n        if False:\n")),
         ("exact: qwen3 tied: zero0 replicate2 micro4",),
         Seen(("parallel.replicate=2", "parallel.zero=0"), "OutOfSync",
              "model.model.embed_tokens.weight differs between ranks 0 and 1 after step 2"),
