@@ -28,6 +28,8 @@ OF_ADVICE: Final = {
     "end_units": "of them outside the blocks",
     "gathered_bytes": "bytes of a gathered element",
     "reduced_bytes": "bytes of a summed gradient",
+    "buckets": "messages of gradients under zero 0",
+    "usual_buckets": "messages with the usual bucket_mib",
     "flops_per_token": "FLOPs per token",
     "recomputed_flops": "recomputed FLOPs per token",
     "peak_flops": "peak FLOP/s of a device",
