@@ -198,7 +198,7 @@ def test_buckets_are_sent_in_one_order_however_their_gradients_come(monkeypatch)
         sent.clear()
     sums.before(True)
     slots["c"].added()
-    with pytest.raises(BadLayout, match="2 of 3 buckets miss a gradient"):
+    with pytest.raises(BadLayout, match="2 of 3 buckets are missing a gradient"):
         sums.finish()
     with pytest.raises(AssertionError, match="the step before did not finish"):
         sums.before(True)

@@ -5,7 +5,7 @@ context ranks), S ranks that shard (shard x context), U units of which E are out
 gathered and r per reduced element, a ring moves per rank
 
                    all-gather                        reduce-scatter            all-reduce
-    zero 0         -                                 -                         2 r P (N-1)/N, in buckets
+    zero 0         -                                 -                         2 r P (N-1)/N, in the run's buckets
     zero 1, 2      b P (S-1)/S, U calls              r P (S-1)/S, U calls      2 r (P/S) (N-1)/N, U calls
                                                      (zero 2: A times both)
     zero 3         b A (2P - P_end) (S-1)/S,         as zero 2                 the same

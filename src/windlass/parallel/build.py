@@ -121,7 +121,7 @@ def build_program(
     for part in parts:
         store(part, replace(precision, stored=precision.compute) if keeps_masters else precision, base)
         _lay_out(part, parallelism, {*frozen, *base}, recompute, keeps_masters)
-        slots = {} if replicas is None else replicas.fill(part, config.bucket_mib)  # after what replaces parameters
+        slots = {} if replicas is None else replicas.fill(part, config.bucket_mib)  # parameters are final now
         if keeps_masters:
             masters |= apply_masters(part, precision, _with_mirror(base, part), config.compiles, slots)
             # a pipeline cannot (sums.py), and no bucket hears of what products add

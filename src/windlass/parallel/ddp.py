@@ -9,8 +9,8 @@ The picture, for N ranks: rank r computes g_r from its part of the batch; after 
                      2 (N-1)/N of that per rank (reduce-scatter, then all-gather); accumulation adds none:
                      only the last micro-batch sends
 
-A bucket is one tensor, of which the gradients are views; the gradient that fills its `bucket_mib` MiB, as they are sent, is its
-last. Buckets are filled from the model's end, where backward begins.
+A bucket is one tensor, of which the gradients are views. It ends with the gradient that fills `bucket_mib` MiB, counted as sent.
+Buckets are filled from the model's end, where backward begins.
 
 Why the gradient is right: the differentiated loss is (sum over this rank's targets) / (count over all ranks), so a plain sum
 over ranks is the gradient of the global mean. torch's own DDP divides by the world size instead (a mean of means). A bucket that
@@ -96,9 +96,9 @@ class OverlappedSums:
         """After the last backward: gradients are the sums over all replicas."""
         if len(self._sent) < len(self._buckets):
             raise BadLayout(
-                f"{sum(map(bool, self._num_missing))} of {len(self._buckets)} buckets miss a gradient",
+                f"{sum(map(bool, self._num_missing))} of {len(self._buckets)} buckets are missing a gradient",
                 "every trainable parameter takes part in the loss: with zero 0 a bucket waits for all of its gradients",
-                "report it with the recipe; until it is mended, parallel.zero=3 needs no buckets",
+                "report it with the recipe; until it is fixed, use parallel.zero=3, which has no buckets",
             )
         for bucket in self._buckets:
             work, sums = self._sent.pop(0)

@@ -1,4 +1,4 @@
-"""What optimizer, clip and checkpoint know of a parameter, who work from records alone; and which gradients share a bucket."""
+"""What optimizer, clip and checkpoint know of a parameter (they work from records alone), and which gradients share a bucket."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
 
 
 def in_buckets(sizes: Iterable[int], bucket_mib: float) -> Iterator[slice]:
-    """Which gradients share a bucket. `sizes`: bytes of each, as sent. The one that fills a bucket is its last; none is cut."""
+    """Which gradients share a bucket. `sizes`: bytes of each, as sent. A bucket ends with the one that fills it; none is cut."""
     begin = end = num_bytes = 0
     for end, size in enumerate(sizes, 1):
         num_bytes += size

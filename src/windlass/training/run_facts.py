@@ -45,7 +45,8 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
 
 
 def _num_buckets(run: Run, bucket_mib: float) -> int:
-    """All-reduces of a step's gradients under zero 0."""
+    """All-reduces of a step's gradients under zero 0. Beside tensor ranks and in a pipeline, where buckets are filled from the
+    model's beginning, it may be off by a few."""
     itemsize = precision_of(run.config.precision).reduce.itemsize
     trained = [local_tensor(record.tensor) for record in run.program.records() if record.tensor.requires_grad]
     return sum(1 for _ in in_buckets([itemsize * one.numel() for one in reversed(trained)], bucket_mib))

@@ -73,7 +73,7 @@ class BenchRow:
 
     @property
     def spread(self) -> str:
-        """(largest - smallest) / median; "-" for a single run, of which nobody knows it."""
+        """(largest - smallest) / median; "-" for a single run, which has none."""
         if len(self.tokens_per_s) < 2:
             return "-"
         return f"{(max(self.tokens_per_s) - min(self.tokens_per_s)) / statistics.median(self.tokens_per_s):.1%}"
