@@ -61,6 +61,8 @@ ROWS: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "interleaved-1f1b": (4, ("parallel.schedule=interleaved-1f1b",)),
         "interleaved-zero-bubble": (4, ("parallel.schedule=interleaved-zero-bubble",)),
         "zbv": (4, ("parallel.schedule=zbv",)),
+        "pp 2 x shard 2, ZeRO-1": (4, ("parallel.pp=2",)),
+        "pp 2 x shard 2, ZeRO-2": (4, ("parallel.pp=2", "parallel.zero=2")),
     },
     "context": {
         "allgather": (4, ()),

@@ -94,7 +94,7 @@ KIND_COLOURS = {"F": "parameters", "B": "gradients", "I": "gradients", "W": "sta
 
 
 def pipeline() -> Canvas:
-    rows = results()["pipeline"]
+    rows = {name: row for name, row in results()["pipeline"].items() if row["layout"] == {"pp": 4}}
     longest = max(action[4] for row in rows.values() for rank in row["timeline"] for action in rank)
     scale, lane, panel = 640 / longest, 17, 112
     canvas = Canvas(760, 50 + panel * len(rows), "Five schedules as they ran on 4 ranks")

@@ -234,9 +234,9 @@ def cores() -> str:
         each = (row.get(one) for one in ("windlass", *others))
         rates = ("" if one is None else f"{one['tokens_per_s']:,} ({one['spread']:.2f})" for one in each)
         best = max(row[other]["tokens_per_s"] for other in others if other in row and other != "windlass spinning")
-        instructions = row["machine"]["cpu"].rpartition(", ")[2]
-        rows.append((name, *rates, f"{row['windlass']['tokens_per_s'] / best:.2f}", f"{instructions}, {row['date']}"))
-    return table(("row", "windlass", *others.values(), "over the fastest", "instructions, date"), rows)
+        machine = f"{row['machine']['cpu']}, {row['date']}"
+        rows.append((name, *rates, f"{row['windlass']['tokens_per_s'] / best:.2f}", machine))
+    return table(("row", "windlass", *others.values(), "over the fastest", "CPU, instructions, date"), rows)
 
 
 def page() -> str:

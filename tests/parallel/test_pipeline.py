@@ -7,12 +7,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.stage import PipelineStage
 
 from tests.parallel import tiny
 from windlass.errors import BadLayout
 from windlass.parallel import pipeline
 from windlass.parallel.ddp import sum_over_replicas
+from windlass.parallel.fsdp import fsdp_units
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import cut_stages
 from windlass.proof.pool import RankFailed
@@ -102,6 +104,48 @@ def test_beside_tensor_ranks_each_sends_its_positions_and_its_rows_of_the_tie(ra
         "in all as much, in twice the messages"
     )
     assert total(results, 0, "tie") == [2 * ROWS * HIDDEN, 2 * 2]
+
+
+def sent_in_backward(zero, schedule, policy):
+    """In the second step, after each backward of this rank that has gradients of weights: reductions so far, and the dtypes of
+    whole gradients. Then the number of units."""
+    program = tiny.make_program(4, policy=policy, model=MODEL, zero=zero, pp=2, shard=2, schedule=schedule)
+    batches = [tiny.batch(seed) for seed in range(MICRO)]
+    program.run(batches, torch.tensor(32.0))
+    operators, found = tiny.Operators(), []
+    units = [unit for part in program.parts for unit in fsdp_units(part)]
+    groups = [group for unit in units for group in fully_shard.state(unit)._fsdp_param_groups]
+
+    def watch(backward):
+        def watched(*args, full_backward=True, **kwargs):
+            backward(*args, **kwargs, **({} if full_backward else {"full_backward": False}))
+            if full_backward:
+                held = [one for group in groups for one in group.fsdp_params]
+                whole = [sums for one in held for sums in (one.unsharded_accumulated_grad, one._unsharded_param.grad)]
+                dtypes = {str(one.dtype) for one in whole if one is not None}
+                found.append((operators.collectives().get("reduce_scatter_base", 0), dtypes))
+
+        return watched
+
+    for stages in program._schedules.values():
+        for stage in [stages._stage] if KINDS[schedule].stages_per_rank == 1 else stages._stages:
+            stage.backward_one_chunk = watch(stage.backward_one_chunk)
+            stage.backward_weight_one_chunk = watch(stage.backward_weight_one_chunk)
+    with operators:
+        program.run(batches, torch.tensor(32.0))
+    return found, len(groups)
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+def test_zero_2_reduces_on_every_micro_batch_and_zero_1_on_the_last_what_it_added_up_in_fp32(ranks, schedule):
+    calls = (partial(sent_in_backward, zero, schedule, "bf16") for zero in (1, 2))
+    stages = KINDS[schedule].stages_per_rank
+    for zero, results in zip((1, 2), zip(*ranks.run(4, tiny.each, *calls), strict=True), strict=True):
+        for found, units in results:
+            assert len(found) == MICRO * stages
+            assert found[-1] == (units * (MICRO if zero == 2 else 1), set()), "nothing stays whole"
+            waiting = {dtype for _, dtypes in found for dtype in dtypes}
+            assert waiting == (set() if zero == 2 else {"torch.float32"})
 
 
 def summed(bucket_bytes):

@@ -71,7 +71,7 @@ SHARED_HEADS = split("""
 """)
 TENSOR_STAGED = split("""
     tp2 pp2 1f1b, tp2 pp2 gpipe full, tp2 pp2 zbv, tp2 pp2 interleaved-1f1b shard2, tp2 pp2 interleaved-zero-bubble,
-    tp2 pp2 1f1b packed, tp2 pp2 1f1b replicate2 zero0, tp2 pp2 zbv zero0
+    tp2 pp2 1f1b packed, tp2 pp2 1f1b replicate2 zero0, tp2 pp2 zbv zero0, tp2 pp2 1f1b zero2 shard2
 """)
 
 CONTEXT = split("context2, context2 micro8, context4 micro8, context2 packed, context4 packed micro1")
@@ -86,7 +86,7 @@ CONTEXT_STAGED = split("""
     context2 pp2 1f1b, context2 pp2 1f1b zero0, context2 pp2 1f1b packed, context2 pp2 gpipe full,
     context2 pp2 interleaved-1f1b, context2 pp2 interleaved-zero-bubble zero0, context2 pp2 zbv, context2 pp2 1f1b shard2,
     context2 pp2 zbv zero0 replicate2 packed, context2 pp2 1f1b tp2, context2 pp2 zbv tp2 packed, context4 pp2 1f1b,
-    context2 pp2 1f1b shard2 tp2
+    context2 pp2 1f1b shard2 tp2, context2 pp2 gpipe zero2 shard2
 """)
 CONTEXT_DROPPED = split("""
     context2, context4 packed, context2 shard2 packed, context2 zero0, context2 tp2, context2 tp2 packed, context2 full,
@@ -98,21 +98,23 @@ STAGED = [
     *(f"pp2 {kind}" for kind in KINDS),
     *(f"pp2 {kind} shard2" for kind in KINDS),
     *(f"pp2 {kind} zero0 replicate2" for kind in KINDS),
+    *(f"pp2 {kind} zero2 shard2" for kind in KINDS),
     *split("""
         pp2 1f1b micro4, pp2 gpipe micro8, pp4 1f1b, pp3 gpipe, pp2 1f1b replicate2 shard2, pp2 zbv replicate2 shard2,
         pp2 1f1b full, pp2 interleaved-1f1b shard2 selective, pp2 interleaved-zero-bubble full, pp2 zbv shard2 full,
-        pp2 1f1b packed, pp2 zbv shard2 packed
+        pp2 1f1b packed, pp2 zbv shard2 packed, pp2 1f1b zero2 replicate2 shard2, pp2 interleaved-1f1b zero2 shard2 packed,
+        pp4 1f1b zero2 shard2, pp2 interleaved-1f1b zero2 shard2 full, pp2 zbv zero2 replicate2 shard2 packed
     """),
 ]
 STAGED_FP32 = split("""
     pp2 gpipe, pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv
 """)
 STAGED_NARROW = split("""
-    pp2 1f1b shard2, pp2 interleaved-1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b replicate2 shard2
+    pp2 1f1b shard2, pp2 interleaved-1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b replicate2 shard2, pp2 1f1b zero2 shard2
 """)
 STAGED_FROZEN = split("""
     pp2 1f1b, pp2 gpipe zero0 replicate2, pp2 interleaved-1f1b shard2, pp2 interleaved-zero-bubble, pp2 zbv shard2,
-    pp2 zbv zero0 replicate2
+    pp2 zbv zero0 replicate2, pp2 1f1b zero2 shard2
 """)
 
 EXPERTS = split("""
@@ -131,7 +133,7 @@ EXPERTS_STAGED = split("""
     pp2, pp2 zero0 replicate2, pp2 gpipe shard2, pp2 zbv, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 tp2,
     pp2 context2, pp2 full, pp2 expert2 shard2, pp2 zbv expert2 shard2, pp2 interleaved-zero-bubble expert2 shard2,
     pp2 expert2 shard4, pp2 expert2 shard2 tp2, pp2 expert2 context2 full, pp2 expert2 shard2 selective,
-    pp2 interleaved-1f1b expert2 shard2 selective compile
+    pp2 interleaved-1f1b expert2 shard2 selective compile, pp2 zero2 expert2 shard2
 """)
 EXPERTS_EVEN = split("""
     one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2, expert2 shard2 selective,
@@ -147,7 +149,7 @@ ADAPTED = split("""
 """)
 ADAPTED_STAGED = split("""
     pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 zbv, pp2 1f1b shard2, pp2 zbv shard2, pp2 1f1b tp2,
-    pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather, pp2 gpipe
+    pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather, pp2 gpipe, pp2 1f1b zero2 shard2
 """)
 DROPPED_ADAPTED = split("""
     zero0 replicate2, shard2, shard2 selective, shard4 micro1 full, tp2, tp2 zero0 micro4, tp2 shard2 selective,
@@ -169,7 +171,7 @@ PREFERRED = split("""
 PREFERRED_STAGED = split("""
     pp2 1f1b micro2, pp2 interleaved-1f1b micro2, pp2 interleaved-zero-bubble micro2, pp2 zbv micro2, pp2 1f1b shard2 micro2,
     pp2 zbv shard2 micro2, pp2 1f1b tp2 micro2, pp2 1f1b zero0 replicate2 micro2, pp2 1f1b context2 allgather micro2,
-    pp2 gpipe micro2
+    pp2 gpipe micro2, pp2 1f1b zero2 shard2 micro2
 """)
 BUDGETED = split("""
     tp2, tp2 shard2, tp2 zero0 micro2, context2 allgather, context2 ulysses, context2 tp2 allgather, pp2 1f1b,
@@ -377,6 +379,15 @@ POLICY = [
             "qwen3 tied blocks5", each(split("pp2 zbv zero0, pp2 interleaved-zero-bubble zero0 replicate2"), policy)
         )
     ),
+    # gradients that such a backward leaves to FSDP
+    *(
+        pair
+        for policy in ("bf16", "fp16", "bf16-pure")
+        for pair in pairs(
+            "qwen3 tied blocks5",
+            each(split("pp2 zbv shard2, pp2 zbv zero2 shard2, pp2 interleaved-zero-bubble replicate2 shard2"), policy),
+        )
+    ),
     *pairs("qwen3 tied blocks5", each(LARGE, "bf16")),
     *pairs("qwen3 tied", each(split("zero0 replicate2, shard2"), "lora bf16")),
 ]
@@ -418,7 +429,7 @@ FIRST_STEP_LAYOUTS = {
     "exact: gpt2 tied heads4": "context2 allgather",
     "exact: qwen3 tied blocks5": """
         pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 1f1b full, pp2 1f1b packed, pp2 interleaved-1f1b tied-rates muon,
-        pp2 1f1b frozen-first-stage, context2 pp2 1f1b allgather, tp2 pp2 1f1b
+        pp2 1f1b frozen-first-stage, context2 pp2 1f1b allgather, tp2 pp2 1f1b, pp2 interleaved-1f1b zero2 shard2
     """,
     "exact: qwen3 blocks5": "pp2 zbv, pp2 1f1b frozen-last-stage",
     "exact: gpt2 tied blocks5": "pp2 interleaved-1f1b",

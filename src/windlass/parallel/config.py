@@ -49,7 +49,7 @@ class MeshLayout:
 class ParallelConfig(Settings):
     pp: int = Field(1, ge=1)
     """Ranks of the pipeline: each holds consecutive blocks, as one stage or two (`schedule`). The global batch's micro-batches
-    flow through them. Works with zero 0 and 1."""
+    flow through them. Works with zero 0 to 2."""
     replicate: int = Field(1, ge=-1)
     """Copies of the model (groups of ranks that all-reduce gradients). -1: all ranks that the other axes leave, which is the
     default with zero 0."""

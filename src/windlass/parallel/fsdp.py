@@ -131,21 +131,43 @@ class Backwards:
     calls per step; here each unit is set, and only where the next backward differs from the one before."""
 
     def __init__(self, model: nn.Module, zero: int):
-        self._units, self._zero, self._is_last = fsdp_units(model), zero, True  # as torch begins
+        self._units, self._zero = fsdp_units(model), zero
+        self._is_last: bool | None = True  # as torch begins; None: held
 
     def before(self, is_last: bool) -> None:
         """`is_last`: of the micro-batches of a step."""
         if not self._units or is_last == self._is_last:
             return
-        self._is_last = is_last
+        was_held, self._is_last = self._is_last is None, is_last
         self._units[0].set_is_last_backward(is_last)
         for unit in self._units:
-            if self._zero == 1:
-                unit.set_requires_gradient_sync(is_last, recurse=False)  # the all-reduce of HSDP included
-            else:
+            if self._zero == 1 or was_held:
+                unit.set_requires_gradient_sync(is_last or self._zero != 1, recurse=False)  # HSDP's all-reduce included
+            if self._zero != 1:
                 unit.set_requires_all_reduce(is_last, recurse=False)
             if self._zero in (1, 2):
                 unit.set_reshard_after_backward(is_last, recurse=False)
+
+    def hold(self) -> None:
+        """Before a backward that is cut in two (a pipeline's): gradients of weights come in halves of it, in which FSDP2 hears of
+        some and not of others. Nothing is sent until `after_weights`."""
+        if not self._units or self._is_last is None:
+            return
+        self._is_last = None
+        self._units[0].set_is_last_backward(False)
+        for unit in self._units:
+            unit.set_requires_gradient_sync(False, recurse=False)
+            unit.set_reshard_after_backward(False, recurse=False)
+
+    def after_weights(self, is_last: bool) -> None:
+        """After the half that computes gradients of weights: FSDP2 adds them to those of the step, or sends them."""
+        if not self._units:
+            return
+        after_backward = fully_shard.state(self._units[0])._root_post_backward_final_callback  # type: ignore[attr-defined]
+        after_backward()  # adds, and so leaves all in one dtype, which a reduction takes
+        if is_last or self._zero != 1:
+            self.before(is_last)
+            after_backward()
 
     def finish(self) -> None:
         """After the last backward: FSDP2 has waited for its sums."""

@@ -9,13 +9,17 @@ A global batch is M micro-batches (accumulation). parallel.schedule sets the ord
     kept per rank    parameters, gradients and states of its own stages; activations of up to M (gpipe) or P (1f1b)
                      micro-batches, rank p of interleaved-1f1b of 3 P - 1 - 2 p in one of its two stages each (of the
                      zero-bubble schedules: not derived, and a budget of activations is refused there); under FSDP
-                     its stages' parameters gathered through the step and gradients whole until the last micro-batch,
-                     so what FSDP cuts is ZeRO-1's (zero: 1)
+                     its stages' parameters gathered through the step, and gradients: whole until the last micro-batch
+                     (zero 1), or the rank's shard and one unit's whole ones (zero 2)
     sent per step    2 M messages (hidden, its gradient) of B T D / tp elements over every border between stages on two ranks:
                      S - 1 borders, zbv S - 2, since its middle two stages are on one rank;
                      2 V D elements where a tied embedding's ends are on two ranks; the loss, 1 element, to all stages
     over replicas    zero 0: one all-reduce per `bucket_mib` of gradients after the last backward; zero 1: FSDP2's, one
-                     reduce-scatter and one all-reduce per unit; 16 bits on one replica and shard: none (masters.py)
+                     reduce-scatter and one all-reduce per unit; zero 2: M reduce-scatters per unit; 16 bits on one replica
+                     and shard: none (masters.py)
+
+FSDP2 sends as it does without a pipeline (fsdp.Backwards): in backward, or, where the schedule cuts it in two, after the half
+that computes a micro-batch's gradients of the weights.
 
 Why the gradient is right: every micro-batch's loss is (sum of nats)/(count over all ranks and micro-batches), so gradients
 add up, and nothing is divided by M (`scale_grads=False`; torch's default would). Only the last stage has a loss; the others
@@ -35,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import Parameter
 
 from windlass.data.batch_fields import Batch
@@ -42,7 +47,7 @@ from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients, sum_parts
-from windlass.parallel.fsdp import after_evaluation
+from windlass.parallel.fsdp import Backwards, after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import BY_ROW, DecoderProgram, scoring
@@ -81,6 +86,7 @@ class PipelineProgram(DecoderProgram):
         self._config, self._group, self._masters = config, group, masters
         self._rank = mesh.coordinate["pp"]
         self._part_of = dict(zip(stages.of_rank(self._rank), self.parts, strict=True))
+        self._backwards = {stage: Backwards(part, config.zero_stage) for stage, part in self._part_of.items()}
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
         self._count: torch.Tensor | None = None
 
@@ -175,7 +181,7 @@ class PipelineProgram(DecoderProgram):
         from torch.distributed.pipelining.stage import PipelineStage
 
         made = PipelineStage(
-            part,
+            SendsItself(part),
             stage,
             last + 1,
             self._device,
@@ -183,15 +189,24 @@ class PipelineProgram(DecoderProgram):
             output_args=(loss if stage == last else hidden_BTD,),
             group=self._group,
         )
-        if not self._masters:
-            return made
-        backward_of_weights = made.backward_weight_one_chunk
+        backward, backward_of_weights = made.backward_one_chunk, made.backward_weight_one_chunk
+        sender = self._backwards[stage]
 
-        def and_hand_over(*args: Any, **kwargs: Any) -> None:
+        def send_in_it(*args: Any, **kwargs: Any) -> None:
+            if kwargs.get("full_backward", True):
+                sender.before(kwargs["last_backward"])
+            else:
+                sender.hold()
+            backward(*args, **kwargs)
+
+        def send_after_it(*args: Any, **kwargs: Any) -> None:
+            sender.hold()
             backward_of_weights(*args, **kwargs)
+            sender.after_weights(kwargs["last_backward"])
             hand_over_rest(self._masters, part)
 
-        made.backward_weight_one_chunk = and_hand_over  # type: ignore[method-assign]
+        made.backward_one_chunk = send_in_it  # type: ignore[method-assign]
+        made.backward_weight_one_chunk = send_after_it  # type: ignore[method-assign]
         return made
 
     def _divide(self, nats: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
@@ -233,6 +248,19 @@ class PipelineProgram(DecoderProgram):
             if stage + 1 < len(held_by) and held_by[stage + 1] != self._rank:
                 assert out.dtype == self._hidden(shape_BT, torch.device("meta")).dtype
                 dist.send(out.contiguous(), group=self._group, group_dst=held_by[stage + 1])
+        return out
+
+
+class SendsItself(nn.Module):
+    """A stage whose FSDP units send in backward. Of a module that is one of FSDP's, torch's stage switches off what each backward
+    sends, and sends all of it after the last, beside no computation; it does not look inside this one."""
+
+    def __init__(self, part: Decoder):
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = self.part(*args, **kwargs)
         return out
 
 

@@ -7,7 +7,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules import pipeline
-from windlass.parallel.rules.check_layout import OtherSettings, check_layout
+from windlass.parallel.rules.check_layout import check_layout
 from windlass.parallel.rules.pipeline import empty_stage_errors, micro_batch_errors, schedule_errors
 from windlass.parallel.rules.schedules import KINDS
 
@@ -64,8 +64,8 @@ def test_a_backward_cut_in_two_needs_a_torch_that_can():
     ("given", "said", "remedy"),
     [
         ({"schedule": "zbv"}, "schedule=zbv with parallel.pp=1", {"schedule": "zbv", "pp": 2}),
-        ({"pp": 2, "zero": 3}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 1}),
-        ({"pp": 2, "zero": 2}, "zero=2 with parallel.pp=2", {"pp": 2, "zero": 0}),
+        ({"pp": 2, "zero": 3}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 2}),
+        ({"pp": 2, "zero": 3, "schedule": "zbv"}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 1, "schedule": "zbv"}),
         ({"pp": 2, "shard": 2, "prefetch": 1}, "prefetch=1", {"pp": 2, "shard": 2, "offload": True}),
         (
             {"pp": 2, "schedule": "zbv", "recompute": "selective", "activation_gib": 1.0},
@@ -85,14 +85,3 @@ def test_settings_that_a_pipeline_cannot_have_are_refused_by_name(given, said, r
         check_layout(ParallelConfig(**given))
     assert f"parallel.{said}" in caught.value.given
     check_layout(ParallelConfig(**remedy))
-
-
-@pytest.mark.parametrize("schedule", [name for name, kind in KINDS.items() if kind.splits])
-@pytest.mark.parametrize("policy", ["bf16", "fp16", "bf16-pure"])
-def test_gradients_that_would_be_added_up_in_16_bits_are_refused(schedule, policy):
-    with pytest.raises(UserError) as caught:
-        check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), others=OtherSettings(policy=policy))
-    assert f"over the micro-batches in {policy}" in caught.value.rule
-    check_layout(ParallelConfig(pp=2, zero=0, schedule=schedule), others=OtherSettings(policy=policy))
-    check_layout(ParallelConfig(pp=2, shard=2, schedule="interleaved-1f1b"), others=OtherSettings(policy=policy))
-    check_layout(ParallelConfig(pp=2, shard=2, schedule=schedule), others=OtherSettings(policy="fp32"))

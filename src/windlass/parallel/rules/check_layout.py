@@ -28,7 +28,7 @@ from windlass.parallel.rules.degrees import (
 )
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, gradient_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
-from windlass.parallel.rules.pipeline import empty_stage_errors, pipeline_errors, schedule_errors, split_errors
+from windlass.parallel.rules.pipeline import empty_stage_errors, pipeline_errors, schedule_errors
 from windlass.settings import judged
 
 
@@ -81,7 +81,6 @@ def layout_errors(
     yield from _found_by(lambda: expert_errors(parallel.expert, parallel.zero_stage))
     yield from _found_by(lambda: pipeline_errors(parallel))
     if (policy := others.policy) is not None:
-        yield from _found_by(lambda: split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, policy))
         yield from _found_by(lambda: fp8_errors(parallel, policy))
     cuts = list(_cut_errors(parallel, architecture, others)) if architecture is not None else []
     yield from cuts

@@ -34,12 +34,12 @@ def pipeline_errors(parallel: ParallelConfig) -> Iterator[UserError]:
                 "remove parallel.schedule, or use parallel.pp=2 or more",
             )
         return
-    if zero in (2, 3):
+    if zero == 3:
         yield UserError(
-            f"parallel.zero={zero} with parallel.pp={num_ranks}",
-            "a pipeline keeps its stages' parameters gathered through the step and sums gradients whole over the micro-batches: "
-            "what shard cuts then are the optimizer's states (zero 1)",
-            "use parallel.zero=1, or parallel.zero=0 with parallel.replicate",
+            f"parallel.zero=3 with parallel.pp={num_ranks}",
+            "a pipeline keeps its stages' parameters gathered through the step: shard can cut the optimizer's states (zero 1), "
+            "and gradients too (zero 2)",
+            "use parallel.zero=1 or 2, or parallel.zero=0 with parallel.replicate",
         )
     splits = KINDS[schedule].splits
     beside = {  # settings as a recipe has them -> whether this one has them
@@ -53,17 +53,6 @@ def pipeline_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             REFUSED[setting.partition("=")[0]],
             f"remove parallel.{setting.partition('=')[0]}, or use parallel.pp=1"
             + (", or parallel.schedule=1f1b" if setting.startswith(("compile", "recompute")) else ""),
-        )
-
-
-def split_errors(num_ranks: int, schedule: Schedule, zero: int, policy: str) -> Iterator[UserError]:
-    """A precision in which a schedule that cuts backward in two loses digits."""
-    if num_ranks > 1 and KINDS[schedule].splits and zero != 0 and policy in ("bf16", "fp16", "bf16-pure"):
-        yield UserError(
-            f"parallel.schedule={schedule} with parallel.zero={zero} and precision.policy={policy}",
-            f"with zero {zero} replicas and shards go through FSDP, and a backward that is cut in two adds up the gradients "
-            f"of its gathered weights over the micro-batches in {policy}: digits are lost with every one",
-            "use parallel.zero=0, parallel.schedule=interleaved-1f1b, or precision.policy=fp32",
         )
 
 
