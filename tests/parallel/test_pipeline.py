@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.stage import PipelineStage
+from torch.distributed.tensor import DTensor
 
 from tests.parallel import tiny
 from windlass.errors import BadLayout
@@ -108,7 +109,7 @@ def test_beside_tensor_ranks_each_sends_its_positions_and_its_rows_of_the_tie(ra
 
 def sent_in_backward(zero, schedule, policy):
     """In the second step, after each backward of this rank that has gradients of weights: reductions so far, and the dtypes of
-    whole gradients. Then the number of units."""
+    whole gradients. Then the number of units, and of parameters that are still gathered after the step."""
     program = tiny.make_program(4, policy=policy, model=MODEL, zero=zero, pp=2, shard=2, schedule=schedule)
     batches = [tiny.batch(seed) for seed in range(MICRO)]
     program.run(batches, torch.tensor(32.0))
@@ -133,7 +134,8 @@ def sent_in_backward(zero, schedule, policy):
             stage.backward_weight_one_chunk = watch(stage.backward_weight_one_chunk)
     with operators:
         program.run(batches, torch.tensor(32.0))
-    return found, len(groups)
+    gathered = [one for part in program.parts for one in part.parameters() if not isinstance(one, DTensor)]
+    return found, len(groups), len(gathered)
 
 
 @pytest.mark.parametrize("schedule", KINDS)
@@ -141,8 +143,8 @@ def test_zero_2_reduces_on_every_micro_batch_and_zero_1_on_the_last_what_it_adde
     calls = (partial(sent_in_backward, zero, schedule, "bf16") for zero in (1, 2))
     stages = KINDS[schedule].stages_per_rank
     for zero, results in zip((1, 2), zip(*ranks.run(4, tiny.each, *calls), strict=True), strict=True):
-        for found, units in results:
-            assert len(found) == MICRO * stages
+        for found, units, gathered in results:
+            assert len(found) == MICRO * stages and not gathered, "the next step computes with the new weights"
             assert found[-1] == (units * (MICRO if zero == 2 else 1), set()), "nothing stays whole"
             waiting = {dtype for _, dtypes in found for dtype in dtypes}
             assert waiting == (set() if zero == 2 else {"torch.float32"})

@@ -149,8 +149,8 @@ class Backwards:
                 unit.set_reshard_after_backward(is_last, recurse=False)
 
     def hold(self) -> None:
-        """Before a backward that is cut in two (a pipeline's): gradients of weights come in halves of it, in which FSDP2 hears of
-        some and not of others. Nothing is sent until `after_weights`."""
+        """Before gradients of weights are computed apart (the second half of a backward that a pipeline cuts in two): FSDP2's
+        hooks see some of them and not others. Nothing is sent until `after_weights`."""
         if not self._units or self._is_last is None:
             return
         self._is_last = None
@@ -160,7 +160,7 @@ class Backwards:
             unit.set_reshard_after_backward(False, recurse=False)
 
     def after_weights(self, is_last: bool) -> None:
-        """After the half that computes gradients of weights: FSDP2 adds them to those of the step, or sends them."""
+        """After them: adds them to the sums of the step, or sends those."""
         if not self._units:
             return
         after_backward = fully_shard.state(self._units[0])._root_post_backward_final_callback  # type: ignore[attr-defined]

@@ -193,10 +193,7 @@ class PipelineProgram(DecoderProgram):
         sender = self._backwards[stage]
 
         def send_in_it(*args: Any, **kwargs: Any) -> None:
-            if kwargs.get("full_backward", True):
-                sender.before(kwargs["last_backward"])
-            else:
-                sender.hold()
+            sender.before(kwargs["last_backward"])
             backward(*args, **kwargs)
 
         def send_after_it(*args: Any, **kwargs: Any) -> None:
