@@ -51,8 +51,9 @@ ROWS = {
     "fp32 compiled, 2 ranks": ("fp32", True, 2),
     "bf16, 2 ranks": ("bf16", False, 2),
     "bf16 compiled, 2 ranks": ("bf16", True, 2),
+    "bf16-pure compiled, 2 ranks": ("bf16-pure", True, 2),
 }
-"""name -> precision, whether compiled, ranks."""
+"""name -> precision, whether compiled, ranks. bf16-pure, weights and moments in bf16 too, is LitGPT's bf16, and no other's."""
 
 
 def write_ids(folder: Path) -> None:
@@ -143,7 +144,8 @@ def _free_port() -> int:
 
 def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     policy, compiled, ranks = ROWS[name]
-    absent = {"litgpt": not LITGPT.exists(), SPINNING: ranks > 1}
+    is_pure = policy == "bf16-pure"
+    absent = {"litgpt": not LITGPT.exists(), SPINNING: ranks > 1, "trainer": is_pure, "accelerate": is_pure}
     there = [contender for contender in CONTENDERS if not absent.get(contender)]
     rates: dict[str, list[float]] = {contender: [] for contender in there}
     for turn in range(rounds):
@@ -152,7 +154,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
             if contender in ("windlass", SPINNING):
                 rate = windlass_rate(folder, policy, compiled, ranks, SPINS if contender == SPINNING else None)
             else:
-                rate = rival_rate(contender, policy, compiled, ranks)
+                rate = rival_rate(contender, policy.removesuffix("-pure"), compiled, ranks)
             rates[contender].append(rate)
             print(f"{name}: {contender} {rate:,.0f} tokens/s", flush=True)
     medians = {contender: statistics.median(found) for contender, found in rates.items()}
