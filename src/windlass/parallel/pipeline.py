@@ -10,7 +10,8 @@ A global batch is M micro-batches (accumulation). parallel.schedule sets the ord
                      micro-batches, rank p of interleaved-1f1b of 3 P - 1 - 2 p in one of its two stages each (of the
                      zero-bubble schedules: not derived, and a budget of activations is refused there); under FSDP
                      its stages' parameters gathered through the step, and gradients: whole until the last micro-batch
-                     (zero 1), or the rank's shard and one unit's whole ones (zero 2)
+                     (zero 1), or the rank's shard and one unit's whole ones (zero 2; of all units of a stage for a moment,
+                     where the schedule cuts backward in two)
     sent per step    2 M messages (hidden, its gradient) of B T D / tp elements over every border between stages on two ranks:
                      S - 1 borders, zbv S - 2, since its middle two stages are on one rank;
                      2 V D elements where a tied embedding's ends are on two ranks; the loss, 1 element, to all stages
