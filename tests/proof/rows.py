@@ -110,7 +110,8 @@ STAGED_FP32 = split("""
     pp2 gpipe, pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv
 """)
 STAGED_NARROW = split("""
-    pp2 1f1b shard2, pp2 interleaved-1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b replicate2 shard2, pp2 1f1b zero2 shard2
+    pp2 1f1b shard2, pp2 interleaved-1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b replicate2 shard2, pp2 1f1b zero2 shard2,
+    pp2 zbv shard2, pp2 zbv zero2 shard2, pp2 interleaved-zero-bubble replicate2 shard2
 """)
 STAGED_FROZEN = split("""
     pp2 1f1b, pp2 gpipe zero0 replicate2, pp2 interleaved-1f1b shard2, pp2 interleaved-zero-bubble, pp2 zbv shard2,
@@ -382,7 +383,7 @@ POLICY = [
     # gradients that such a backward leaves to FSDP
     *(
         pair
-        for policy in ("bf16", "fp16", "bf16-pure")
+        for policy in ("bf16", "fp16")
         for pair in pairs(
             "qwen3 tied blocks5",
             each(split("pp2 zbv shard2, pp2 zbv zero2 shard2, pp2 interleaved-zero-bubble replicate2 shard2"), policy),
