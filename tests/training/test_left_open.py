@@ -97,14 +97,6 @@ def test_settings_that_do_not_go_with_the_choice_are_refused_before_data_is_prep
     assert not (base / "unprepared").exists() and not config.run.directory.exists()
 
 
-def test_a_layout_is_refused_for_a_policy_once_the_devices_have_chosen_it(base):
-    config = tiny.recipe(base, model={"num_hidden_layers": 4}, parallel={"pp": 2, "schedule": "zbv", "zero": 1})
-    assert choose_policy(config, [CPU])[0].precision.policy == "fp32"
-    with pytest.raises(UserError, match=r"schedule=zbv with parallel\.zero=1 and precision\.policy=bf16") as caught:
-        choose_policy(config, [H100])
-    assert "or precision.policy=fp32" in caught.value.change
-
-
 def test_a_run_on_devices_with_bf16_trains_in_it_unless_the_recipe_says_otherwise(base, monkeypatch, capsys):
     """On this CPU, which is called an H100."""
     monkeypatch.setattr(Runtime, "accelerators", lambda _: [H100])

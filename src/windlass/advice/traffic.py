@@ -1,8 +1,8 @@
 """What a rank sends per step under DDP, ZeRO-1 to 3 and HSDP, by the formulas of parallel/ddp and parallel/fsdp.
 
 With P parameters of which P_end are outside of the blocks (all of them trained here), N replicas (with zero 0 also each of the
-context ranks), S ranks that shard (shard x context), U units of which E are outside of the blocks, A micro-batches, b bytes per
-gathered and r per reduced element, a ring moves per rank
+context ranks), S ranks that shard (shard x context), U units (in a pipeline, of the rank's stages) of which E are outside of the
+blocks, A micro-batches, b bytes per gathered and r per reduced element, a ring moves per rank
 
                    all-gather                        reduce-scatter            all-reduce
     zero 0         -                                 -                         2 r P (N-1)/N, in the run's buckets

@@ -69,7 +69,8 @@ class ParallelConfig(Settings):
     """What `shard` shards. If not given and pp is above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states;
     whole gradients are summed over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters
     stay gathered through the step. 3: parameters too, gathered again in backward. auto: the lowest of these stages whose step
-    fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs."""
+    fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. Beside pp, tp, context,
+    expert, offload and activation_gib there is no count: then it is what it is if not given."""
     offload: bool = False
     """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds only the
     gathered blocks and the activations. Works with zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
@@ -166,7 +167,10 @@ class ParallelConfig(Settings):
             if math.prod(others.values()) * rest == world:
                 choice = f", or choose replicate x shard among: {legal}"
             else:
-                choice = f", or a multiple of {' x '.join(others)} = {math.prod(others.values())}"
+                names = " x ".join(others)
+                choice = (
+                    f", or a multiple of {names} = {math.prod(others.values())}, or make {names} a divisor of {world}"
+                )
             asked = {**sizes, "replicate": self.replicate} | ({} if self.zero_stage == 0 else {"shard": self.shard})
             filled = " (-1 takes the remaining ranks)" if -1 in asked.values() else ""
             raise UserError(

@@ -150,14 +150,11 @@ class Backwards:
 
     def hold(self) -> None:
         """Before gradients of weights are computed apart (the second half of a backward that a pipeline cuts in two): FSDP2's
-        hooks see some of them and not others. Nothing is sent until `after_weights`."""
-        if not self._units or self._is_last is None:
-            return
-        self._is_last = None
-        self._units[0].set_is_last_backward(False)
-        for unit in self._units:
-            unit.set_requires_gradient_sync(False, recurse=False)
-            unit.set_reshard_after_backward(False, recurse=False)
+        hooks see some of them and not others. After `before(False)`; nothing is sent until `after_weights`."""
+        if self._is_last is not None:
+            self._is_last = None
+            for unit in self._units:
+                unit.set_requires_gradient_sync(False, recurse=False)
 
     def after_weights(self, is_last: bool) -> None:
         """After them: adds them to the sums of the step, or sends those."""

@@ -187,7 +187,7 @@ class PrecisionConfig(Settings):
             yield UserError(
                 "precision.parameters=fp32 with precision.policy=bf16-pure and parallel.zero=0",
                 "only FSDP gathers parameters in another, wider dtype; DDP multiplies what is stored",
-                "use parallel.zero=2 or 3, or remove precision.parameters",
+                "use parallel.zero=1 or 2, or remove precision.parameters",
             )
         if self.kept == "bf16" and not self.is_stochastic and 0 < 1 - beta2 < FASTEST_FALL:
             yield UserError(

@@ -5,9 +5,11 @@ import math
 
 from windlass.advice.facts import RunFacts
 from windlass.advice.levers import USUAL_BUCKET_MIB
-from windlass.model.architecture import parameter_shapes
+from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.flops import count_parameters, recomputed_flops
+from windlass.parallel.config import ParallelConfig
 from windlass.parallel.records import in_buckets
+from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
 from windlass.ranks.owned_part import local_tensor
 from windlass.training.run import Run
@@ -19,7 +21,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
     shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
     train = run.prepared.sets["train"]
-    ends = 1 if architecture.tied or layout.pp > 1 else 2
+    units, ends = num_units(architecture, config.parallel)
     return RunFacts(
         device=run.runtime.device_name(),
         ranks=layout.world,
@@ -29,7 +31,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         elements=count_parameters(architecture),
         end_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
         trained_elements=count_trained(config, architecture),
-        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + ends,
+        units=units,
         end_units=ends,
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,
@@ -42,6 +44,17 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         peak_flops=run.recorder.flops.peak,
         filled=train.tokens / max(1, train.tokens + train.padding),
     )
+
+
+def num_units(architecture: Architecture, parallel: ParallelConfig) -> tuple[int, int]:
+    """FSDP units of rank 0, in a pipeline those of its stages, and how many of them are outside of the blocks."""
+    if parallel.pp == 1:
+        layers, ends = [range(architecture.num_layers)], 1 if architecture.tied else 2
+    else:
+        stages = cut_stages(architecture, parallel.pp, parallel.schedule)
+        own, last = stages.of_rank(0), len(stages.layers) - 1
+        layers, ends = [stages.layers[stage] for stage in own], sum(stage in (0, last) for stage in own)
+    return sum(-(-len(blocks) // parallel.blocks_per_unit) for blocks in layers) + ends, ends
 
 
 def _num_buckets(run: Run, bucket_mib: float) -> int:

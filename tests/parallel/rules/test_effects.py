@@ -66,6 +66,18 @@ def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, nam
 
 
 @pytest.mark.parametrize(
+    ("given", "beside_pp"), [({"zero": 0, "offload": True}, {"offload": True}), ({"zero": 0, "shard": 2}, {"shard": 2})]
+)
+def test_the_stages_named_are_those_that_the_layout_can_have(given, beside_pp):
+    for pp, stages in ((1, (2, 3)), (2, (1, 2))):
+        with pytest.raises(UserError) as caught:
+            check_layout(ParallelConfig(pp=pp, **given))
+        assert f"parallel.zero={stages[0]} or {stages[1]}" in caught.value.change
+        for stage in stages:
+            check_layout(ParallelConfig(pp=pp, zero=stage, **beside_pp))
+
+
+@pytest.mark.parametrize(
     ("given", "named", "remedy"),
     [
         ({"tp": 2}, "parallel.tp=2", {"tp": 1}),

@@ -22,7 +22,7 @@ def test_zero_is_1_where_a_pipeline_leaves_it_open_and_the_dump_loads_again():
     assert config.zero == 1 and ParallelConfig(**config.model_dump()) == config
     assert config.layout(4).pp == 2 and config.layout(4).batch_ranks == 2
     assert ParallelConfig(pp=2).layout(8).shard == 4 and ParallelConfig(pp=2, zero=0).layout(8).replicate == 4
-    with pytest.raises(UserError, match="a multiple of pp = 2"):
+    with pytest.raises(UserError, match="a multiple of pp = 2, or make pp a divisor of 3"):
         ParallelConfig(pp=2).layout(3)
     with pytest.raises(UserError, match="2 x 1 x 3 = 6"):
         ParallelConfig(pp=2, shard=3).layout(8)

@@ -26,7 +26,7 @@ def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
         yield UserError(
             f"parallel.zero=0 with parallel.shard={parallel.shard}",
             "zero 0 is DDP: every rank keeps the whole model, nothing is sharded",
-            f"use parallel.replicate={parallel.shard}, or parallel.zero=2 or 3",
+            f"use parallel.replicate={parallel.shard}, or {_cutting(parallel)}",
         )
 
 
@@ -38,7 +38,7 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
                 yield UserError(
                     f"parallel.{name}={as_yaml(getattr(parallel, name))} with parallel.zero=0",
                     f"zero 0 is DDP, which has no FSDP units; {name} is a property of those",
-                    f"remove parallel.{name}, or use parallel.zero=2 or 3",
+                    f"remove parallel.{name}, or use {_cutting(parallel)}",
                 )
     elif not _is_default(parallel, "bucket_mib"):
         yield UserError(
@@ -64,6 +64,11 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             "activation_gib is the budget within which selective chooses; none and full leave nothing to choose",
             "use parallel.recompute=selective, or remove parallel.activation_gib",
         )
+
+
+def _cutting(parallel: ParallelConfig) -> str:
+    """The stages that cut, of which a pipeline has no third."""
+    return f"parallel.zero={'1 or 2' if parallel.pp > 1 else '2 or 3'}"
 
 
 def fp8_errors(parallel: ParallelConfig, policy: str) -> Iterator[UserError]:
