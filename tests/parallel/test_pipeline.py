@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from tests.parallel import tiny
 from windlass.errors import BadLayout
 from windlass.parallel import pipeline
-from windlass.parallel.ddp import sum_over_replicas
+from windlass.parallel.ddp import IN_FLIGHT, sum_over_replicas
 from windlass.parallel.fsdp import fsdp_units
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import cut_stages
@@ -153,16 +154,30 @@ def test_zero_2_reduces_on_every_micro_batch_and_zero_1_on_the_last_what_it_adde
 def summed(bucket_bytes):
     mine = float(dist.get_rank() + 1)
     gradients = [torch.full((size,), mine * size) for size in (3, 5, 2, 8, 1)]
-    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as calls:
+    waiting, most, dtypes, original = set(), [], set(), dist.all_reduce
+
+    def watched(flat, **kwargs):
+        dtypes.add(flat.dtype)
+        work, number = original(flat, **kwargs), len(most)
+        waiting.add(number)
+        most.append(len(waiting))
+
+        def wait():
+            waiting.remove(number)
+            work.wait()
+
+        return SimpleNamespace(wait=wait)
+
+    with mock.patch.object(dist, "all_reduce", watched):
         sum_over_replicas(gradients, dist.group.WORLD, bucket_bytes / MIB, torch.float64)
-    dtypes = {call.args[0].dtype for call in calls.call_args_list}
-    return [gradient.unique().tolist() for gradient in gradients], calls.call_count, dtypes
+    return [gradient.unique().tolist() for gradient in gradients], len(most), dtypes, max(most)
 
 
 def test_replicas_are_summed_bucket_by_bucket(ranks):
     sums = [[9.0], [15.0], [6.0], [24.0], [3.0]]
     for found in ranks.run(2, tiny.each, *(partial(summed, bucket_bytes) for bucket_bytes in (1, 17, 32, 1 << 20))):
-        assert found == [(sums, calls, {torch.float64}) for calls in (5, 4, 3, 1)], "filled by what is sent"
+        assert [one[:3] for one in found] == [(sums, calls, {torch.float64}) for calls in (5, 4, 3, 1)], "as sent"
+        assert [most for *_, most in found] == [IN_FLIGHT, IN_FLIGHT, IN_FLIGHT, 1], "sent and not yet taken"
 
 
 def shapes(world, **layout):

@@ -23,7 +23,8 @@ from windlass.training.announce import (
     describe_vocabulary,
 )
 
-MEMORY = "142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01"
+ON_TOP = "; activations and what ranks gather come on top"
+MEMORY = f"142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01{ON_TOP}"
 
 
 def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(run):
@@ -56,12 +57,12 @@ def test_what_a_parameter_keeps_is_listed_by_kind(ranks):
     calls = [partial(held, {}), partial(held, {"gradients": "bf16"}), partial(held, {}, {"rank": 2})]
     (plain, narrow, adapted) = ranks.run(1, each, *calls)[0]
     assert plain.endswith(
-        "bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.01"
+        f"bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.01{ON_TOP}"
     )
-    assert narrow.endswith("weights 4, copies for products 2, gradients 2, optimizer states 4.01")
+    assert narrow.endswith(f"weights 4, copies for products 2, gradients 2, optimizer states 4.01{ON_TOP}")
     base, trained = adapted.split(" of frozen weights, and ")
     assert re.fullmatch(r"[0-9.]+ KiB", base) and trained.partition(" on rank 0 = ")[2] == (
-        "14.1 bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.08"
+        f"14.1 bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.08{ON_TOP}"
     ), "what the adapter trains, alone"
     whole, half = (float(one.split(" ")[0]) for one in (plain, ranks.run(2, held, {}, None, 2)[0]))
     assert half < 0.6 * whole

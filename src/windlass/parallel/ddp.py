@@ -20,15 +20,17 @@ Why not torch's wrapper: under bf16, fp16 and fp8 the gradients of the micro-bat
 (precision/masters.py), which it does not see. What serves them serves all policies.
 
 Beside tensor ranks and under a pipeline this does not work: it knows whole tensors only, and no backward that is cut in two.
-There `sum_gradients` sends such buckets after the last backward, where no work hides them. Before them `sum_parts` sums over
-`tp`, once per step, what every tensor rank holds whole (norms, row biases, positions). Masters without replicas need that sum
-alone.
+There `sum_gradients` sends gradients after the last backward, where no work hides them: copies of them, two buckets at once.
+Before that `sum_parts` sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases, positions). Masters
+without replicas need that sum alone.
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,9 @@ from windlass.errors import BadLayout
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, in_buckets, local_gradients
 from windlass.precision.masters import Slot
+
+IN_FLIGHT: Final = 2
+"""Buckets that are sent at once after backward: one on the way while the next is copied."""
 
 
 class OverlappedSums:
@@ -141,14 +146,22 @@ def sum_parts(records: Sequence[Record]) -> None:
 def sum_over_replicas(
     gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, bucket_mib: float, reduce: torch.dtype
 ) -> None:
-    """In place: plain sums in `reduce`, one all-reduce per bucket."""
-    pending = []
+    """In place: plain sums in `reduce`, one all-reduce per bucket. At most IN_FLIGHT buckets are copied at once."""
+    sent: deque[tuple[dist.Work, torch.Tensor, Sequence[torch.Tensor]]] = deque()
     for chosen in in_buckets((one.numel() * reduce.itemsize for one in gradients), bucket_mib):
+        if len(sent) == IN_FLIGHT:
+            _take(*sent.popleft())
         bucket = gradients[chosen]
         flat = torch.cat([one.flatten() for one in bucket]).to(reduce)
-        pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
-    for work, flat, members in pending:
+        work = dist.all_reduce(flat, group=group, async_op=True)
         assert work is not None
-        work.wait()
-        for one, summed in zip(members, flat.split([one.numel() for one in members]), strict=True):
-            one.copy_(summed.view_as(one))
+        sent.append((work, flat, bucket))
+    while sent:
+        _take(*sent.popleft())
+
+
+def _take(work: dist.Work, flat: torch.Tensor, members: Sequence[torch.Tensor]) -> None:
+    """A bucket's sums, back to the gradients it was copied from."""
+    work.wait()
+    for one, summed in zip(members, flat.split([one.numel() for one in members]), strict=True):
+        one.copy_(summed.view_as(one))

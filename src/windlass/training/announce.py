@@ -109,7 +109,10 @@ def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -
     listed = ", ".join(f"{name} {size / num_trained:.3g}" for name, size in kinds.items() if size)
     total = sum(kinds.values())
     apart = f"{format_bytes(frozen)} of frozen weights, and {format_bytes(total)}" if frozen else format_bytes(total)
-    return f"{apart} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}"
+    return (
+        f"{apart} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}; "
+        "activations and what ranks gather come on top"
+    )
 
 
 def _describe_matrices(run: Run) -> dict[str, str]:
