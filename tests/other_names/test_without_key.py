@@ -71,7 +71,7 @@ SAID = {
     "dpo_ftx=1": "remove it: this version has no loss on the chosen answers beside that of pairs; ",
     "neat_packing=true": "use data.isolate=true; ",
     "parallel.pipeline_parallel_schedule=1f1b": "use parallel.schedule=1f1b; ",
-    "parallel.enable_async_tensor_parallel=true": "remove it: this version has no tensor parallelism that computes while it ",
+    "parallel.enable_async_tensor_parallel=true": "use parallel.async_tp=true; ",
     "precision.fp8_recipe=rowwise": "use precision.scaling, with precision.policy=fp8; ",
 }
 

@@ -107,6 +107,13 @@ def test_compile_without_a_compiler_is_refused(monkeypatch):
     check_compiler(ParallelConfig(), "cpu")
 
 
+def test_overlapped_exchanges_are_refused_where_no_rank_reads_another_s_memory():
+    with pytest.raises(UserError, match=r"parallel\.async_tp=true on CPU ranks") as caught:
+        check_compiler(ParallelConfig(tp=2, compile=True, async_tp=True), "cpu")
+    assert caught.value.change == "remove parallel.async_tp"
+    check_compiler(ParallelConfig(tp=2, compile=True, async_tp=True), "cuda")
+
+
 def compiled_sums(compiles):
     with (
         mock.patch.object(masters, "COMPILED_FROM", 1),

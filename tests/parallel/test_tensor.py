@@ -6,6 +6,9 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+from torch._inductor import config as inductor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -74,6 +77,58 @@ def test_each_rank_holds_half_of_every_matrix_and_all_of_every_norm(ranks):
     for held in ranks.run(2, parts_held):
         for name, (shape, elements) in held.items():
             assert elements == torch.Size(shape).numel() // (1 if "norm" in name else 2), name
+
+
+def overlapped(rows, is_async):
+    """Gradients of one compiled step, and how often a block's graphs hold each exchange. torch's operators for GPUs are here in
+    their plain form: the same exchange, the same products, nothing in pieces."""
+    from torch._inductor.fx_passes import post_grad  # it warns, and tests end at warnings where they are collected
+
+    torch._dynamo.reset()  # a graph of the other kind would serve this one
+    exchanges, rewrite = Counter(), post_grad.micro_pipeline_tp_pass
+    library = torch.library.Library("symm_mem", "IMPL")
+    library.impl("fused_all_gather_matmul", symmetric._fused_all_gather_matmul_fallback, "CPU")
+    library.impl("fused_matmul_reduce_scatter", symmetric._fused_matmul_reduce_scatter_fallback, "CPU")
+
+    def counted(graph):
+        rewrite(graph)
+        names = [str(node.target) for node in graph.nodes]
+        exchanges.update(name.split(".")[1] for name in names if name.startswith("symm_mem"))
+        exchanges.update(name.split(".")[1] for name in names if name.startswith("_c10d") and "wait" not in name)
+
+    with (
+        torch.compiler.config.patch(
+            force_disable_caches=True, cache_key_tag=""
+        ),  # a cached graph is not made, or counted
+        inductor.patch(_micro_pipeline_tp=False),
+        mock.patch.object(dist, "is_nccl_available", lambda: True),
+        mock.patch.object(symmetric, "enable_symm_mem_for_group") as enable,
+        mock.patch.object(post_grad, "micro_pipeline_tp_pass", counted),
+        symmetric._test_mode(),
+    ):
+        program = make_program(2, policy="fp64", model=HEADED, tp=2, zero=1, compile=True, async_tp=is_async)
+        batches = [{name: value[:rows] for name, value in batch(index).items()} for index in range(2)]
+        loss = program.run(batches, torch.tensor(40.0)).item()
+        tag = torch.compiler.config.cache_key_tag
+    library._destroy()
+    found = {record.name: full(record.tensor.grad) for record in program.records()}
+    return (loss, found), dict(exchanges), (enable.call_count, tag)
+
+
+FUSED_GATHER, FUSED_SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
+EXCHANGES = {  # rows -> of a block, forward and backward
+    1: {"all_gather_into_tensor": 4, FUSED_SCATTER: 2, "reduce_scatter_tensor": 2},
+    2: {FUSED_GATHER: 4, FUSED_SCATTER: 2, "reduce_scatter_tensor": 2},
+}
+
+
+@pytest.mark.parametrize("rows", EXCHANGES)
+def test_overlapped_exchanges_train_the_same_and_are_as_many_as_the_docstring_says(ranks, rows):
+    calls = [partial(overlapped, rows, is_async) for is_async in (False, True)]
+    for (plain, _, untouched), (cut, exchanges, touched) in ranks.run(2, each, *calls, timeout_s=400):
+        assert_equal(plain, cut, 1e-12)
+        assert exchanges == EXCHANGES[rows]
+        assert untouched == (0, "") and touched == (1, "async_tp")
 
 
 class Sent(TorchDispatchMode):

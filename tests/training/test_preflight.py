@@ -246,7 +246,7 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_made(tmp_path
 def test_a_budget_is_reported_and_changes_no_loss(tmp_path, capsys):
     plain = recipe(tmp_path, "plain")
     train(plain)
-    assert "activations" not in capsys.readouterr().out
+    assert "  activations  " not in capsys.readouterr().out
     budget = recipe(tmp_path, "budget", recompute="selective", activation_gib=90_000 / (1 << 30))
     train(budget)
     line = "recompute in 2 blocks: 1 none, 1 selective; they keep 82.5 KiB per micro-batch"

@@ -99,6 +99,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
                               "expert_model_parallel_size experts",
         "parallel.recompute={}": "remat activation_checkpoint activation_recomputation recompute_granularity checkpointing",
         "parallel.compile={}": "torch_compile compiled",
+        "parallel.async_tp={}": "enable_async_tensor_parallel",
         "the command: windlass train RECIPE --nproc {} (all visible GPUs without it; parallel divides them)":
             "gpus num_gpus n_gpus ngpus gpu_count devices num_devices world_size nproc nproc_per_node num_processes ranks",
         "the command: windlass launch nodes RECIPE --nodes {} (or launch slurm)": "nodes num_nodes nnodes num_machines hosts",

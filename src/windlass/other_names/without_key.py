@@ -116,7 +116,6 @@ TOP: Final[dict[str, str]] = {
     _NOT("optimizers on projected or rotating parameters; adapter.kind=lora has few states"):
         "lisa_n_layers galore_rank use_galore use_badam use_apollo",
     _NOT("activations on the host; parallel.recompute=full keeps none"): "enable_activation_offloading",
-    _NOT("tensor parallelism that computes while it sends (async)"): "enable_async_tensor_parallel",
     _NOT("loss on the chosen answers beside that of pairs; objective.loss=orpo has one of its own"):
         "dpo_ftx pref_ftx rpo_alpha",
     _NOT("update inside backward; parallel.offload=true keeps states on the host"): "optimizer_in_bwd",

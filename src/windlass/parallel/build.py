@@ -27,7 +27,7 @@ from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.stages import cut_stages
-from windlass.parallel.tensor import apply_tensor
+from windlass.parallel.tensor import apply_tensor, overlap_exchanges
 from windlass.parallel.tie import EMBEDDING, HEAD
 from windlass.precision.fp8 import apply_fp8
 from windlass.precision.masters import apply_masters, fill_copies, has_masters
@@ -63,7 +63,14 @@ NO_HOOKS: Final = BuildHooks()
 
 
 def check_compiler(config: ParallelConfig, device_type: str) -> None:
-    """torch.compile builds C++ for CPU: finds a missing compiler here, and not in the middle of the first step."""
+    """What compiled blocks need of the device, found here and not in the middle of the first step. For CPU torch.compile builds
+    C++."""
+    if config.async_tp and device_type == "cpu":
+        raise UserError(
+            "parallel.async_tp=true on CPU ranks",
+            "GPUs of one host read each other's memory for it (torch's symmetric memory); CPU ranks cannot",
+            "remove parallel.async_tp",
+        )
     if config.compiles and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         raise UserError(
             "parallel.compile=true on a machine without g++ or clang++",
@@ -192,6 +199,8 @@ def _lay_out(
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])
+    if config.async_tp:
+        overlap_exchanges(mesh.dense["tp"])
     if config.compiles:
         for block in part.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
             block.compile(fullgraph=True)

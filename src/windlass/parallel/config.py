@@ -62,6 +62,9 @@ class ParallelConfig(Settings):
     data.sequence_length."""
     tp: int = Field(1, ge=1)
     """Ranks that share each matrix, and the stream's positions (tensor and sequence parallelism)."""
+    async_tp: bool = False
+    """Have torch.compile cut what tensor ranks exchange, and the products beside it, into pieces, so that they compute while they
+    send. For GPUs of one host, with tp above 1 and compile; micro-batches of one row overlap less. Not yet run on any GPU."""
     expert: int = Field(1, ge=1)
     """Ranks among which the experts of each sparse layer are divided; each holds its experts whole, and tokens travel to them.
     It divides shard x context and adds no ranks. 1: shard shards experts like all other parameters. Works with zero 1 to 3."""

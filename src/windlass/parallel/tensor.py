@@ -45,6 +45,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
@@ -251,6 +252,25 @@ ENDS: Final[dict[str, Make]] = {
     "model.norm": GatheredNorm,
     "lm_head": VocabularyHead,
 }
+
+
+def overlap_exchanges(tp: DeviceMesh) -> None:
+    """Before blocks are compiled: a GATHER and the products that read it become one operator of torch's, which multiplies the
+    pieces as they come (symmetric memory between GPUs of one host). A product and its SCATTER likewise. Of a block's 8 exchanges
+    these are 6: backward's SCATTERs add up the gradients of several products. With one row they are 2: torch's patterns miss how
+    GATHERs are laid out then. Nothing over a trial's group, which sends nothing.
+
+    Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959; torch._inductor.fx_passes.micro_pipeline_tp.
+    """
+    group = tp.get_group()
+    if dist.get_backend(group) == "fake":
+        return
+    from torch._inductor import config
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(group.group_name)
+    config._micro_pipeline_tp = True
+    torch.compiler.config.cache_key_tag = "async_tp"  # the setting above is private, and so no part of the cache's key
 
 
 def apply_tensor(model: Decoder, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:

@@ -35,6 +35,13 @@ def test_contradictions_are_refused_and_the_remedy_works(given, said, remedy):
         ({"zero": 0, "blocks_per_unit": 2}, "blocks_per_unit=2", "no FSDP units", [{"zero": 2, "blocks_per_unit": 2}]),
         ({"zero": 0, "prefetch": 1}, "prefetch=1", "no FSDP units", [{"zero": 3, "prefetch": 1}]),
         ({"zero": 2, "bucket_mib": 50}, "bucket_mib=50", "buckets are DDP's", [{"zero": 2, "blocks_per_unit": 2}]),
+        ({"async_tp": True}, "parallel.tp=1", "there are none", [{}, {"async_tp": True, "tp": 2}]),
+        (
+            {"async_tp": True, "tp": 2, "compile": False},
+            "parallel.compile=false",
+            "it is torch.compile",
+            [{"tp": 2, "compile": False}, {"async_tp": True, "tp": 2, "compile": True}, {"async_tp": True, "tp": 2}],
+        ),
         ({"zero": "auto", "bucket_mib": 50}, "zero=auto", "auto may choose", [{"zero": 0, "bucket_mib": 50}]),
         (
             {"shard": 1, "replicate": 2, "prefetch": 2},

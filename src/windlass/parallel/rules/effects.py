@@ -58,6 +58,18 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             "without sharding nothing is gathered",
             "remove parallel.prefetch, or use parallel.shard=-1",
         )
+    if parallel.async_tp and parallel.tp == 1:
+        yield UserError(
+            "parallel.async_tp=true with parallel.tp=1",
+            "it overlaps products with what tensor ranks exchange, and there are none",
+            "remove parallel.async_tp, or use parallel.tp=2 or more",
+        )
+    if parallel.async_tp and parallel.compile is False:
+        yield UserError(
+            "parallel.async_tp=true with parallel.compile=false",
+            "it is torch.compile that cuts a block's products into pieces",
+            "remove parallel.async_tp, or use parallel.compile=true",
+        )
     if parallel.activation_gib is not None and parallel.recompute != "selective":
         yield UserError(
             f"parallel.activation_gib={parallel.activation_gib} with parallel.recompute={parallel.recompute}",
