@@ -26,7 +26,7 @@ class CheckpointConfig(Settings):
     run's events. A run whose directory is empty, for example on another machine, resumes from there."""
     async_: Annotated[bool, Field(alias="async")] = True
     """Copy the state to host memory and write it in the background. The copy is kept between saves: 12 bytes per parameter with
-    fp32 AdamW, over the ranks that hold the same. false: no copy, and training waits until the files are on disk."""
+    fp32 AdamW, divided among the ranks that hold it. false: no copy, and training waits until the files are on disk."""
 
     def rules(self) -> Sequence[Iterator[UserError]]:
         return (self._remote(),)

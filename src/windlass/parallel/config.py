@@ -73,7 +73,7 @@ class ParallelConfig(Settings):
     whole gradients are summed over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters
     stay gathered through the step. 3: parameters too, gathered again in backward. auto: the lowest of these stages whose step
     fits, by its count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. Beside pp, tp, context,
-    expert, offload and activation_gib there is no count: then it is what it is if not given."""
+    expert, offload and activation_gib nothing is counted, and auto is the default."""
     offload: bool = False
     """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds only the
     gathered blocks and the activations. Works with zero 1 to 3. Costs a copy over the bus per gather and per reduction."""

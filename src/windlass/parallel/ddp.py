@@ -20,7 +20,7 @@ Why not torch's wrapper: under bf16, fp16 and fp8 the gradients of the micro-bat
 (precision/masters.py), which it does not see. What serves them serves all policies.
 
 Beside tensor ranks and under a pipeline this does not work: it knows whole tensors only, and no backward that is cut in two.
-There `sum_gradients` sends gradients after the last backward, where no work hides them: copies of them, two buckets at once.
+There `sum_gradients` copies gradients into buckets after the last backward, where no work hides the sums, two buckets at a time.
 Before that `sum_parts` sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases, positions). Masters
 without replicas need that sum alone.
 

@@ -157,7 +157,7 @@ class Backwards:
                 unit.set_requires_gradient_sync(False, recurse=False)
 
     def after_weights(self, is_last: bool) -> None:
-        """After them: adds them to the sums of the step, or sends those."""
+        """After gradients of weights were computed apart: adds them to the sums of the step, or sends those sums."""
         if not self._units:
             return
         after_backward = fully_shard.state(self._units[0])._root_post_backward_final_callback  # type: ignore[attr-defined]

@@ -79,7 +79,7 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
 
 
 def _cutting(parallel: ParallelConfig) -> str:
-    """The stages that cut, of which a pipeline has no third."""
+    """Stages for a remedy to name: zero 3 is refused in a pipeline."""
     return f"parallel.zero={'1 or 2' if parallel.pp > 1 else '2 or 3'}"
 
 

@@ -16,7 +16,7 @@ def expert_errors(expert: int, zero: int) -> Iterator[UserError]:
         yield UserError(
             f"parallel.zero=0 with parallel.expert={expert}",
             "zero 0 is DDP, which sums all gradients over all ranks; with expert each rank holds its own experts",
-            "use parallel.zero=1 or 2, or without a pipeline 3",
+            "use parallel.zero=1 or 2, or 3 where parallel.pp is 1",
         )
 
 
