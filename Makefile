@@ -26,6 +26,9 @@ environment: .venv/stamp
 .venv-mosaic/stamp: .venv/stamp scripts/mosaic_environment.sh
 	@sh scripts/mosaic_environment.sh
 
+.venv-litgpt/stamp: .venv/stamp scripts/litgpt_environment.sh
+	@sh scripts/litgpt_environment.sh
+
 .venv/stamp: requirements.lock pyproject.toml scripts/environment.sh
 	@sh scripts/environment.sh
 
@@ -51,7 +54,7 @@ SEED := 0
 test-sample: .venv/stamp
 	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
 
-test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp .venv-site/stamp .venv-mosaic/stamp
+test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp .venv-site/stamp .venv-mosaic/stamp .venv-litgpt/stamp
 	@sh scripts/test_programs.sh
 	$(PY) scripts/test_all.py
 

@@ -89,6 +89,8 @@ ROWS: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "bf16, reduce: bf16": (4, ("precision.reduce=bf16",)),
         "fp16": (4, ("precision.policy=fp16",)),
         "bf16-pure": (4, ("precision.policy=bf16-pure",)),
+        "fp8": (4, ("precision.policy=fp8",)),
+        "fp8, scaling: rowwise": (4, ("precision.policy=fp8", "precision.scaling=rowwise")),
     },
     "lora": {
         "LoRA, one process": (1, ()),

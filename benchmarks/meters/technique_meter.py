@@ -54,7 +54,9 @@ Storages = dict[int, StorageWeakRef]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """The tensor whose memory this rank holds; of a weight in fp8 its codes, which it shows in the dtype of its products."""
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return getattr(tensor, "_data", tensor)
 
 
 def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -83,7 +85,7 @@ class Made(TorchDispatchMode):
 
 
 def note(storages: Storages, tensor: torch.Tensor) -> int:
-    weak = StorageWeakRef(tensor.untyped_storage())
+    weak = StorageWeakRef(local(tensor).untyped_storage())
     storages.setdefault(weak.cdata, weak)
     return weak.cdata
 
@@ -175,7 +177,7 @@ class Meter:
                 return forward(*args, **kwargs)
             with Made() as made:
                 out = forward(*args, **kwargs)
-            own = {note({}, local(parameter)) for part in self._parts for parameter in part.parameters()}
+            own = {note({}, parameter) for part in self._parts for parameter in part.parameters()}
             note(made.storages, args[0])
             for tensor in tree_leaves(out):
                 made.storages.pop(note(made.storages, tensor))  # the next block's input

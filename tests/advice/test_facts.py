@@ -5,7 +5,7 @@ from windlass.advice.facts import RunFacts
 FACTS = RunFacts(
     device="CPU", ranks=4, hosts=1, layout={"pp": 1, "replicate": 1, "shard": 4, "context": 1, "tp": 1, "expert": 1},
     accumulation=2, elements=1000, end_elements=200, trained_elements=1000, units=5,
-    end_units=1, gathered_bytes=2,
+    end_units=1, gathered_bytes=2, fp8_elements=0,
     reduced_bytes=4, buckets=4, usual_buckets=1, flops_per_token=6000.0, recomputed_flops=0.0, peak_flops=None, filled=1.0,
 )  # fmt: skip
 

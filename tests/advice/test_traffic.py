@@ -29,6 +29,11 @@ def test_zero_gathers_and_scatters_three_quarters_on_four_ranks():
     assert sent(3) == Sent(18 + 10, 0.75 * (2 * 1800 * 2 + 8000)), "the root is gathered once"
 
 
+def test_of_what_is_gathered_in_fp8_a_byte_less_is_sent():
+    assert sent(1, fp8_elements=600) == Sent(5 + 5, 0.75 * (2000 - 600 + 4000))
+    assert sent(3, fp8_elements=600) == Sent(18 + 10, 0.75 * (2 * (2 * (2000 - 600) - 400) + 8000))
+
+
 def test_hsdp_shares_the_sums_of_its_shards_between_copies():
     assert sent(3, layout=HSDP) == Sent(18 + 10 + 5, 0.5 * (7200 + 8000) + 0.5 * 2 * 4000 / 2)
 

@@ -125,6 +125,21 @@ def test_what_is_gathered_is_the_model_or_units_of_it_and_whole_gradients(zero, 
     assert found == pytest.approx(GATHERED[zero](computed, reduced), abs=1)
 
 
+@pytest.mark.parametrize(("zero", "gathered"), [(1, 5), (2, 5), (3, 3)])
+def test_weights_that_are_gathered_in_fp8_take_a_byte_and_are_kept_cut(zero, gathered):
+    """`gathered`: of 5 blocks, the ones that are there at once (zero 3: 2 + prefetch)."""
+    cut = {"zero": zero, "replicate": 1, "shard": 2, "prefetch": 1}
+    of = {
+        words: counted(
+            2, model=ROOMY | {"num_hidden_layers": 5}, precision={"policy": "fp8", "scaling": words}, parallel=cut
+        )
+        for words in ("tensorwise", "rowwise")
+    }
+    eight = 5 * (4 * 32 * 64 + 2 * 32 * 64 + 64 * 128 + 3 * 64 * 128)
+    assert of["tensorwise"].gathered - of["rowwise"].gathered == -eight * gathered // 5 + eight // 2
+    assert kinds(of["tensorwise"]) == kinds(of["rowwise"])
+
+
 @pytest.mark.parametrize(
     ("precision", "sent"),
     [

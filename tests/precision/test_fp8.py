@@ -13,7 +13,8 @@ from windlass.hardware import Accelerator
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.lora.linear import Linear
-from windlass.precision.fp8 import Product, apply_fp8, check_devices, describe_fp8, is_fit
+from windlass.precision.config import is_fit
+from windlass.precision.fp8 import Product, apply_fp8, check_devices, describe_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WIDE = {**MODEL, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}

@@ -27,7 +27,9 @@ class RunFacts:
     end_units: int
     """FSDP2 units outside of the blocks."""
     gathered_bytes: int
-    """Bytes of an element that is gathered, or multiplied."""
+    """Bytes of an element that is gathered, or multiplied, but for `fp8_elements`."""
+    fp8_elements: int
+    """Parameters that FSDP2 gathers in one byte each."""
     reduced_bytes: int
     """Bytes of an element of a gradient that is summed over ranks."""
     buckets: int

@@ -2,7 +2,7 @@
 
 With P parameters of which P_end are outside of the blocks (all of them trained here), N replicas (with zero 0 also each of the
 context ranks), S ranks that shard (shard x context), U units (in a pipeline, of the rank's stages) of which E are outside of the
-blocks, A micro-batches, b bytes per gathered and r per reduced element, a ring moves per rank
+blocks, A micro-batches, b bytes per gathered (1 where the run gathers in fp8) and r per reduced element, a ring moves per rank
 
                    all-gather                        reduce-scatter            all-reduce
     zero 0         -                                 -                         2 r P (N-1)/N, in the run's buckets
@@ -43,17 +43,19 @@ def traffic(facts: RunFacts, zero: int) -> Sent:
         return _part(facts.buckets, 2 * gradients, size["replicate"] * size["context"])
     ranks, backwards = size["shard"] * size["context"], 1 if zero == 1 else facts.accumulation
     return (
-        _gathers(facts, zero, ranks, facts.gathered_bytes / (size["pp"] * size["tp"]))
+        _gathers(facts, zero, ranks, size["pp"] * size["tp"])
         + _part(backwards * facts.units, backwards * gradients, ranks)
         + _part(facts.units, 2 * gradients / ranks, size["replicate"])
     )
 
 
-def _gathers(facts: RunFacts, zero: int, ranks: int, element_bytes: float) -> Sent:
+def _gathers(facts: RunFacts, zero: int, ranks: int, cuts: int) -> Sent:
+    whole = facts.elements * facts.gathered_bytes - facts.fp8_elements * (facts.gathered_bytes - 1)
     if zero < 3:
-        return _part(facts.units, facts.elements * element_bytes, ranks)
-    elements = facts.accumulation * (2 * facts.elements - facts.end_elements)
-    return _part(facts.accumulation * (2 * facts.units - facts.end_units), elements * element_bytes, ranks)
+        return _part(facts.units, whole / cuts, ranks)
+    twice = 2 * whole - facts.end_elements * facts.gathered_bytes
+    calls = facts.accumulation * (2 * facts.units - facts.end_units)
+    return _part(calls, facts.accumulation * twice / cuts, ranks)
 
 
 def _part(calls: int, payload: float, ranks: int) -> Sent:

@@ -120,6 +120,7 @@ class PipelineProgram(DecoderProgram):
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
         if self._tie is not None:
             self._tie.spread()
+        self._weights.cast()
         for part in self.parts:
             part.eval()
         total = torch.zeros((), dtype=self._loss_dtype, device=self._device)
@@ -136,6 +137,7 @@ class PipelineProgram(DecoderProgram):
     def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
         if self._tie is not None:
             self._tie.spread()
+        self._weights.cast()
         found = []
         with scoring(self.parts, batches, adapted) as given:
             for batch in given:

@@ -27,6 +27,7 @@ from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import NO_MASTERS, Record, local_gradients, parameter_record
 from windlass.parallel.routers import Routers
+from windlass.precision.fp8_gather import CastWeights
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
 from windlass.precision.sums import summed
@@ -83,6 +84,8 @@ class DecoderProgram:
         self._device = next(parts[0].parameters()).device
         self._decoders, self._routers = parts, Routers(parts, mesh)
         self._loss_scale = LossScale(self._device) if precision.is_scaled else None
+        self._linears = [module for part in parts for module in part.modules() if isinstance(module, Linear)]
+        self._weights = CastWeights(self._linears, precision.compute)
         self._gradients_checked = False
 
     def records(self) -> list[Record]:
@@ -93,6 +96,7 @@ class DecoderProgram:
 
     def _begin(self, count: torch.Tensor) -> None:
         """A global batch of `count` counted targets begins."""
+        self._weights.cast()
         self._routers.begin(count, self._loss_scale)
         for part in self._decoders:
             part.source_losses.begin()
@@ -162,7 +166,6 @@ class ShardedProgram(DecoderProgram):
         records = [parameter_record(name, p, base, masters) for name, p in model.named_parameters()]
         super().__init__([model], mesh, precision, records)
         self.model, self._has_masters = model, bool(masters)
-        self._linears = [module for module in model.modules() if isinstance(module, Linear)]
         self._sender = Backwards(model, zero) if replicas is None else replicas
         self._bucket_mib = bucket_mib
 
@@ -195,6 +198,7 @@ class ShardedProgram(DecoderProgram):
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
+        self._weights.cast()
         self.model.eval()
         total = torch.stack([self._forward(batch) for batch in batches]).sum()
         after_evaluation(self.model)
@@ -203,6 +207,7 @@ class ShardedProgram(DecoderProgram):
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        self._weights.cast()
         with scoring([self.model], batches, adapted) as given:
             nats = torch.cat([self._forward(batch, **BY_ROW) for batch in given])
         return -self.mesh.sum_over_context(nats)

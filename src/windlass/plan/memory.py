@@ -8,7 +8,8 @@ Between two steps, from the first update on, per parameter of this rank (n of th
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
     gathered     what FSDP2 gathers of the model's N parameters: zero 1 and 2 all, c N; zero 3 the ends and `gathered_units` of
                  blocks. And whole gradients: zero 1 of all, zero 2 of the largest unit, zero 3 of a unit of blocks and an end;
-                 zero 0 of all, where they are sent in another dtype than they are kept in
+                 zero 0 of all, where they are sent in another dtype than they are kept in. Of weights that are gathered in
+                 fp8 (precision/fp8_gather.py) 1 byte where c is 2, and a shard of them beside
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
 
@@ -126,7 +127,8 @@ class RankMemory:
         base = frozen_base(self.architecture, self.adapter)
         still = {*self.frozen, *base}
         weights = copies = gradients = states = whole = 0
-        for name, shape in adapted_shapes(self.architecture, self.adapter, padded=True).items():
+        shapes = adapted_shapes(self.architecture, self.adapter, padded=True)
+        for name, shape in shapes.items():
             elements, size = self._local(shape), stored
             if name in base:
                 size = 1 if name.endswith(f".{CODES}") else 2 if name.endswith(f".{SCALES}") else computed
@@ -136,7 +138,9 @@ class RankMemory:
             if name not in still:
                 gradients += elements * self._kept_gradient
                 states += self._states(name, shape, elements)
-        return LastingBytes(weights, copies, gradients, states, self._gathered(whole, gradients))
+        in_fp8 = self.precision.gathered_in_fp8(shapes, self.layout.shard, self.parallel.offload)
+        eight = sum(math.prod(shapes[name]) for name in in_fp8)
+        return LastingBytes(weights, copies, gradients, states, self._gathered(whole, gradients, eight))
 
     def _states(self, name: str, shape: tuple[int, ...], elements: int) -> int:
         kept = SIZES[self.precision.kept]
@@ -153,8 +157,9 @@ class RankMemory:
             return math.prod(shape) // ranks
         return -(-shape[0] // ranks) * math.prod(shape[1:])
 
-    def _gathered(self, whole: int, gradients: int) -> int:
-        """During a step. `whole`: bytes of the model as it computes; `gradients`: of this rank's part; 0: none."""
+    def _gathered(self, whole: int, gradients: int, eight: int) -> int:
+        """During a step. `whole`: bytes of the model as it computes; `gradients`: of this rank's part; 0: none; `eight`: weights
+        that are gathered in fp8."""
         ranks = self.layout.shard * self.layout.context
         if ranks == 1 and self.layout.replicate == 1:
             return 0
@@ -168,10 +173,12 @@ class RankMemory:
         blocks = whole - edges
         reduced = SIZES[self.precision.reduced] / self._computed * min(1, gradients)
         if self.parallel.zero_stage == 3:
-            units = int(blocks * min(1.0, share) * (gathered_units(self.parallel.prefetch) + reduced))
-            return units + int(edges + edge * reduced)
+            sent = (blocks - eight) * gathered_units(self.parallel.prefetch)
+            units = int(min(1.0, share) * (sent + blocks * reduced))
+            return units + int(edges + edge * reduced) + eight // ranks
         unit = max(blocks * share, edge)
-        return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
+        gradient = int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
+        return whole - eight + gradient + eight // ranks
 
     def step_bytes(self, micro_batch: int, length: int, recompute: str) -> StepBytes:
         """What a micro-batch of [micro_batch, length] tokens costs."""

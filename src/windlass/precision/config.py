@@ -3,7 +3,7 @@
 precision/policy.py gives the use and the cost of each policy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from windlass.errors import UserError
@@ -21,7 +21,22 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "fp8": ("fp32", "bf16", "fp32", "fp32"),  # as bf16: no tensor is stored in 8 bits
     "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is counted before the devices are known
 }
+FP8_MULTIPLE: Final = 16
 FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is 2^-9 to 2^-8
+
+
+def is_fit(rows: int, columns: int) -> bool:
+    """Whether fp8 can multiply a matrix of these sides."""
+    return rows % FP8_MULTIPLE == columns % FP8_MULTIPLE == 0
+
+
+def block_matrices(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    """The matrices of the blocks, of a model of these tensors; those of experts have three sides, and are none of them."""
+    return {
+        name: (shape[0], shape[1])
+        for name, shape in shapes.items()
+        if ".layers." in name and name.endswith("_proj.weight") and len(shape) == 2
+    }
 
 
 class PrecisionConfig(Settings):
@@ -87,6 +102,12 @@ class PrecisionConfig(Settings):
     def fp8_scaling(self) -> Scaling | None:
         """None where nothing is multiplied in fp8."""
         return (self.scaling or "tensorwise") if self.policy == "fp8" else None
+
+    def gathered_in_fp8(self, shapes: Mapping[str, Sequence[int]], shards: int, is_offloaded: bool) -> list[str]:
+        """Which tensors of a model of these `shapes` FSDP2 gathers in eight bits from `shards` ranks (fp8_gather.py)."""
+        if self.fp8_scaling != "tensorwise" or shards == 1 or is_offloaded:
+            return []
+        return [name for name, sides in block_matrices(shapes).items() if is_fit(*sides) and sides[0] % shards == 0]
 
     @property
     def is_rounded(self) -> bool:

@@ -23,7 +23,7 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; to
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,7 @@ from torch import Tensor
 from windlass.errors import UserError
 from windlass.hardware import Accelerator
 from windlass.output import silent_imports
-from windlass.precision.config import Scaling
-
-MULTIPLE: Final = 16
+from windlass.precision.config import FP8_MULTIPLE, Scaling, block_matrices, is_fit
 
 
 def float8_library() -> Any:
@@ -74,7 +72,8 @@ class Product:
         config = float8.Float8LinearConfig.from_recipe_name(scaling)
         self._config = dataclasses.replace(config, emulate=emulate)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
-        linear = float8.float8_linear
+        linear, self._tensors = float8.float8_linear, float8.float8_training_tensor
+        self.is_tensorwise, self.of_weights = scaling == "tensorwise", config.cast_config_weight.target_dtype
         aligned, padded = (
             [linear.ScaledMMConfig(emulate, gemm.use_fast_accum, False, pad_inner_dim) for gemm in gemms]
             for pad_inner_dim in (False, True)
@@ -84,24 +83,31 @@ class Product:
         self._product = linear.matmul_with_hp_or_float8_args
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        gemms = self._padded if x.numel() // x.shape[-1] % MULTIPLE else self._aligned
+        gemms = self._padded if x.numel() // x.shape[-1] % FP8_MULTIPLE else self._aligned
         out: Tensor = self._product.apply(x, weight.t(), gemms, self._config)
         return out if bias is None else out + bias
 
+    def scales(self, largest: Tensor) -> Tensor:
+        """Tensorwise, of weights with these largest absolute values, each in the dtype that the weight is cast from."""
+        scales: Tensor = float8_library().float8_utils.amax_to_scale(largest, self.of_weights)
+        return scales
 
-def is_fit(rows: int, columns: int) -> bool:
-    """Whether fp8 can multiply a matrix of these sides."""
-    return rows % MULTIPLE == columns % MULTIPLE == 0
+    def cast(self, weight: Tensor, scale: Tensor) -> Tensor:
+        """A weight, or some rows of it, in eight bits."""
+        codes: Tensor = self._tensors.hp_tensor_and_scale_to_float8(weight, scale, self.of_weights)._data
+        return codes
+
+    def weight(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """What this product takes as a weight of `dtype` that is cast already."""
+        role = self._tensors.GemmInputRole.WEIGHT
+        weight: Tensor = self._tensors.Float8TrainingTensor(codes, scale, dtype, self._aligned, role)
+        return weight
 
 
 def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
     """How many of the blocks' matrices fp8 multiplies, of a model of these tensors."""
-    sides = [
-        shape
-        for name, shape in shapes.items()
-        if ".layers." in name and name.endswith("_proj.weight") and len(shape) == 2  # those of experts have three
-    ]
-    fit = sum(is_fit(*shape) for shape in sides)
+    sides = block_matrices(shapes).values()
+    fit = sum(is_fit(*one) for one in sides)
     return f"{scaling}, {fit} of the {len(sides)} matrices of the blocks; MFU is a share of bf16's peak"
 
 
@@ -119,6 +125,6 @@ def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, device: torch.dev
         raise UserError(
             "precision.policy=fp8 for matrices of "
             + ", ".join(f"{rows} x {columns}" for rows, columns in sorted(sides)),
-            f"fp8 multiplies matrices whose sides are multiples of {MULTIPLE}, and this model has none",
-            f"use precision.policy=bf16, or model sizes that are multiples of {MULTIPLE}",
+            f"fp8 multiplies matrices whose sides are multiples of {FP8_MULTIPLE}, and this model has none",
+            f"use precision.policy=bf16, or model sizes that are multiples of {FP8_MULTIPLE}",
         )

@@ -22,6 +22,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
     shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
     train = run.prepared.sets["train"]
     units, ends = num_units(architecture, config.parallel)
+    in_fp8 = config.precision.gathered_in_fp8(shapes, layout.shard, config.parallel.offload)
     return RunFacts(
         device=run.runtime.device_name(),
         ranks=layout.world,
@@ -34,6 +35,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         units=units,
         end_units=ends,
         gathered_bytes=precision.compute.itemsize,
+        fp8_elements=sum(math.prod(shapes[name]) for name in in_fp8),
         reduced_bytes=precision.reduce.itemsize,
         buckets=_num_buckets(run, config.parallel.bucket_mib),
         usual_buckets=_num_buckets(run, USUAL_BUCKET_MIB),

@@ -27,6 +27,7 @@ OF_ADVICE: Final = {
     "units": "units that FSDP gathers",
     "end_units": "of them outside the blocks",
     "gathered_bytes": "bytes of a gathered element",
+    "fp8_elements": "parameters gathered in fp8",
     "reduced_bytes": "bytes of a summed gradient",
     "buckets": "messages of gradients under zero 0",
     "usual_buckets": "messages with the usual bucket_mib",
