@@ -52,6 +52,11 @@ DATA_PARALLEL = {
          "policy: qwen3 tied: shard2 bf16 output-bf16"),
         Seen(("parallel.shard=2",), "gradients", "is 0.5 times too large"),
     ),
+    "a rank's own scale": Bug(
+        "fp8 weights are gathered with the scale of a rank's own rows, and every rank reads all of them by its own",
+        (("precision/fp8_gather.py", "dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)", "pass"),),
+        ("policy: qwen3 tied wide: shard2 fp8",),
+    ),
     "averaged by DDP": Bug(
         "what torch's DDP does: the sum is divided by the number of ranks",
         ((DDP, ".to(self._reduce)", ".to(self._reduce) / self._group.size()"),),
