@@ -32,6 +32,7 @@ from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import digest, seal
+from windlass.hardware import cpu_name
 from windlass.proof.pool import Ranks
 
 MAX_FOREIGN = 0.2  # of one core, outside of the kernel (its threads that write our pages back do not count)
@@ -167,13 +168,6 @@ def hash_result(ranks: Ranks, world: int, place: Path, mib: int, pairs: int) -> 
     }
 
 
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=256)
@@ -196,7 +190,7 @@ def main() -> None:
     result = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": f"python benchmarks/checkpoint.py --mib {mib} --pairs {pairs} --ranks {arguments.ranks}",
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "platform": platform.system()},
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "platform": platform.system()},
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load_average_before": load,

@@ -3,9 +3,9 @@
 Writing: `write` cuts its data into pieces of at most PIECE_BYTES; a piece never spans two calls, so a tensor's bytes
 are whole pieces. A second thread hashes while this one writes: both release the GIL and read the same 4 MiB, and nothing
 is copied or read twice from disk. The hash costs no time where a core is free or the disk is the limit
-(benchmarks/results/checkpoint.json: 1 rank within noise; 2 ranks on 2 cores +2.4 % on disk, where hashing in line would
-add 4 to 8 %). Where every core is busy copying it costs 8 % (a file system in memory). The file's own hash is the hash of
-its pieces' hashes; a file of one piece has that piece's hash, which is what `xxhsum -H128` prints.
+(benchmarks/results/checkpoint.json, two Emerald Rapids cores: 1 rank within noise; 2 ranks +4 % on disk, and +10 % in a run
+before; in line it would be 6 to 10 %). Where every core is busy copying it costs 16 % (a file system in memory). The file's
+own hash is the hash of its pieces' hashes; a file of one piece has that piece's hash, which is what `xxhsum -H128` prints.
 
 Reading: `read(at, length)` reads the pieces that overlap the range, verifies each before handing out a byte of it. A
 rank that needs a slice of a large tensor reads at most one piece more at either end.
