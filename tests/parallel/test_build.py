@@ -10,7 +10,7 @@ from tests.parallel.test_expert import MODEL as EXPERTS
 from tests.parallel.tiny import MODEL, batch, each, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
-from windlass.parallel.build import check_compiler
+from windlass.parallel.build import check_device
 from windlass.parallel.config import ParallelConfig
 from windlass.precision import masters
 
@@ -102,16 +102,16 @@ def test_layers_of_experts_share_the_graphs_of_their_first_half(ranks):
 def test_compile_without_a_compiler_is_refused(monkeypatch):
     monkeypatch.setattr(building.shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"apt install g\+\+"):
-        check_compiler(ParallelConfig(compile=True), "cpu")
-    check_compiler(ParallelConfig(compile=True), "cuda")
-    check_compiler(ParallelConfig(), "cpu")
+        check_device(ParallelConfig(compile=True), "cpu")
+    check_device(ParallelConfig(compile=True), "cuda")
+    check_device(ParallelConfig(), "cpu")
 
 
 def test_overlapped_exchanges_are_refused_where_no_rank_reads_another_s_memory():
     with pytest.raises(UserError, match=r"parallel\.async_tp=true on CPU ranks") as caught:
-        check_compiler(ParallelConfig(tp=2, compile=True, async_tp=True), "cpu")
+        check_device(ParallelConfig(tp=2, compile=True, async_tp=True), "cpu")
     assert caught.value.change == "remove parallel.async_tp"
-    check_compiler(ParallelConfig(tp=2, compile=True, async_tp=True), "cuda")
+    check_device(ParallelConfig(tp=2, compile=True, async_tp=True), "cuda")
 
 
 def compiled_sums(compiles):

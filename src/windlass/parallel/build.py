@@ -62,7 +62,7 @@ class BuildHooks:
 NO_HOOKS: Final = BuildHooks()
 
 
-def check_compiler(config: ParallelConfig, device_type: str) -> None:
+def check_device(config: ParallelConfig, device_type: str) -> None:
     """What compiled blocks need of the device, found here and not in the middle of the first step. For CPU torch.compile builds
     C++."""
     if config.async_tp and device_type == "cpu":

@@ -22,7 +22,7 @@ from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
 from windlass.model.open_config import architecture_of, architecture_within, fewer_rows, model_directory, read_hf_config
 from windlass.parallel.activations import check_budget
-from windlass.parallel.build import check_compiler
+from windlass.parallel.build import check_device
 from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
@@ -56,7 +56,7 @@ def make_ready(config: RunConfig, world: int, device_type: str, devices: Sequenc
 
 
 def _make_ready(config: RunConfig, world: int, device_type: str, devices: Sequence[Accelerator]) -> Ready:
-    check_compiler(config.parallel, device_type)
+    check_device(config.parallel, device_type)
     config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
     if devices:
         choose_policy(config, devices)  # what it refuses; resolve chooses once more, and prints it
