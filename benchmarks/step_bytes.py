@@ -52,6 +52,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.records import Record
 from windlass.precision.config import PrecisionConfig
+from windlass.precision.fp8_weights import cast_to, compiled_cast
 from windlass.precision.policy import Precision, precision_of
 from windlass.proof.pool import Ranks
 from windlass.ranks.owned_part import local_tensor
@@ -163,6 +164,20 @@ def update_bytes(precision: Precision) -> float:
     return round((norm.total + compiled_bytes(lambda: optimizer.step(torch.tensor(0.5)))) / num_parameters, 2)
 
 
+def cast_bytes(is_compiled: bool) -> float:
+    """Per weight that is cast ahead to fp8: its matrix's largest number, and the eight bits."""
+    codes, rows, scale = torch.empty(1 << 20, dtype=torch.float8_e4m3fn), torch.ones(1 << 20), torch.ones(())
+    with Moved() as largest:
+        torch._foreach_norm([rows], float("inf"))
+    if is_compiled:
+        return round(
+            (largest.total + compiled_bytes(lambda: compiled_cast()(codes, rows, scale, torch.bfloat16))) / 2**20, 2
+        )
+    with Moved() as cast:
+        cast_to(codes, rows, scale, torch.bfloat16)
+    return round((largest.total + cast.total) / 2**20, 2)
+
+
 def loss_bytes(dtype: torch.dtype, is_compiled: bool) -> float:
     """Per logit of a chunk, training."""
     tokens, vocabulary, hidden = 1024, 4096, 8
@@ -191,6 +206,9 @@ def rows(ranks: Ranks) -> dict[str, Any]:
         found[f"update compiled, {name}"] = {
             "bytes_per_parameter": update_bytes(precision_of(PrecisionConfig.model_validate(given)))
         }
+    for is_compiled in (False, True):
+        kind = "compiled" if is_compiled else "by operators"
+        found[f"cast to fp8 {kind}"] = {"bytes_per_weight": cast_bytes(is_compiled)}
     for name, dtype in DTYPES.items():
         for is_compiled in (False, True):
             kind = "compiled" if is_compiled else "by operators"

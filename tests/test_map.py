@@ -261,7 +261,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "other_names": ("answers", "renamed_keys", "table", "values", "target_names"),
     "parallel.rules": ("check_layout", "pipeline", "schedules", "batch", "budget"),
-    "precision": ("config", "policy", "masters", "sums", "fp8", "fp8_gather", "loss_scale", "same_bits"),
+    "precision": ("config", "policy", "masters", "sums", "fp8", "fp8_weights", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "awaited_work", "tree", "stopping", "owned_part", "open_files"),

@@ -77,6 +77,17 @@ def test_the_loss_moves_10_bytes_per_logit_compiled(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_compiled_cast_to_fp8_reads_weights_twice(monkeypatch):
+    """For the largest number, then to write a byte, which Inductor counts as read too."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import step_bytes
+
+    kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
+    assert step_bytes.cast_bytes(is_compiled=False) == kept["cast to fp8 by operators"]["bytes_per_weight"]
+    assert step_bytes.cast_bytes(is_compiled=True) == kept["cast to fp8 compiled"]["bytes_per_weight"] == 4 + 4 + 2
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -72,6 +72,23 @@ def test_what_a_claims_command_selects_by_is_in_its_tests():
         assert text and all(word in text for word in words.strip('"').split(" or ")), command
 
 
+def test_the_rates_of_one_h200_are_those_of_the_results_files():
+    rows = {}
+    for script in ("headline", "peer"):
+        found = json.loads((ROOT / "benchmarks" / "results" / f"gpu-{script}.json").read_text())
+        rows |= {cell["name"]: cell["result"] for cell in found["cells"] if cell["status"] == "measured"}
+    first, beside, trainer, llama, fp8 = (
+        rows[name]
+        for name in ("smollm3-3b", "smollm3-3b, beside the Trainer", "Trainer", "llama-3.1-8b",
+                     "llama-3.1-8b, fp8 tensorwise at 8192")
+    )  # fmt: skip
+    rates = [f"{row['tokens_per_s']:,.0f}" for row in (first, beside, trainer, llama, fp8)]
+    shares = [f"{100 * row['mfu_causal']:.1f} %" for row in (first, llama, fp8)]
+    (line,) = [line for line in README.splitlines() if line.startswith("| one H200 trains")]
+    assert re.findall(r"\d\d,\d{3}", line) == rates
+    assert re.findall(r"\d\d\.\d %", line) == shares
+
+
 def test_the_map_names_every_room():
     """test_build.py holds the names of the files behind it."""
     source, rows = ROOT / "src/windlass", re.findall(r"^\| (.+?) \| (.+) \|$", section("The map"), re.M)

@@ -10,7 +10,7 @@ from tests.parallel.test_expert import MODEL as EXPERTS
 from tests.parallel.tiny import MODEL, batch, each, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
-from windlass.parallel.build import check_device
+from windlass.parallel.build import check_device, check_tensor_hosts
 from windlass.parallel.config import ParallelConfig
 from windlass.precision import masters
 
@@ -112,6 +112,16 @@ def test_overlapped_exchanges_are_refused_where_no_rank_reads_another_s_memory()
         check_device(ParallelConfig(tp=2, compile=True, async_tp=True), "cpu")
     assert caught.value.change == "remove parallel.async_tp"
     check_device(ParallelConfig(tp=2, compile=True, async_tp=True), "cuda")
+
+
+def test_overlapped_exchanges_are_refused_between_hosts():
+    config = ParallelConfig(tp=2, compile=True, async_tp=True)
+    check_tensor_hosts(config, ["a", "a", "b", "b"])
+    check_tensor_hosts(ParallelConfig(tp=2), ["a", "b"])
+    with pytest.raises(UserError) as caught:
+        check_tensor_hosts(config, ["a", "a", "a", "b"])
+    assert caught.value.given == "parallel.async_tp=true with parallel.tp=2, and tensor ranks on a and b"
+    assert "one host" in caught.value.rule and "divides the ranks of a host" in caught.value.change
 
 
 def compiled_sums(compiles):

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.parallel.tiny import MODEL, each, full, make_program
 from windlass.model.attention.layout import AttentionLayout
 from windlass.optim.rounding import numbering_of
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_mesh
+from windlass.parallel.tensor import overlap_exchanges
 from windlass.ranks.owned_part import local_part, owned_ranges
 
 BLOCKS, HIDDEN, HEAD_DIM, WIDTH, TOKENS, ROWS = 3, 24, 8, 40, 16, 2
@@ -129,6 +132,24 @@ def test_overlapped_exchanges_train_the_same_and_are_as_many_as_the_docstring_sa
         assert_equal(plain, cut, 1e-12)
         assert exchanges == EXCHANGES[rows]
         assert untouched == (0, "") and touched == (1, "async_tp")
+
+
+def settings_after(*asked):
+    """On one of two ranks: the private setting and the cache's tag after programs that ask for async_tp, or not."""
+    mesh = make_mesh(ParallelConfig(tp=2).layout(2), "cpu").dense["tp"]
+    with (
+        torch.compiler.config.patch(cache_key_tag="of a user"),
+        inductor.patch(_micro_pipeline_tp=False),
+        mock.patch.object(symmetric, "enable_symm_mem_for_group"),
+    ):
+        for is_asked in asked:
+            overlap_exchanges(mesh, is_asked)
+        return inductor._micro_pipeline_tp, torch.compiler.config.cache_key_tag
+
+
+def test_a_program_without_it_undoes_what_one_before_it_set(ranks):
+    calls = (partial(settings_after, *asked) for asked in ((False,), (True,), (True, False)))
+    assert ranks.run(2, each, *calls) == [[(False, "of a user"), (True, "async_tp"), (False, "")]] * 2
 
 
 class Sent(TorchDispatchMode):

@@ -12,7 +12,7 @@ blocks, A micro-batches, b bytes per gathered (1 where the run gathers in fp8) a
                    A (2U - E) calls
 
 The all-reduces of zero 1 to 3 are HSDP's: none where N is 1. Tensor and pipeline ranks divide P. Not in it: the sums of losses,
-counts and norms (two or three calls of a few bytes), and what tensor, context, expert and pipeline ranks exchange among
+counts, norms and fp8's scales (two to four small calls), and what tensor, context, expert and pipeline ranks exchange among
 themselves. benchmarks/layouts.py counts the same in real runs.
 """
 

@@ -30,6 +30,7 @@ from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor, overlap_exchanges
 from windlass.parallel.tie import EMBEDDING, HEAD
 from windlass.precision.fp8 import apply_fp8
+from windlass.precision.fp8_weights import keep_in_fp8
 from windlass.precision.masters import apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
 from windlass.precision.sums import apply_sums
@@ -76,6 +77,17 @@ def check_device(config: ParallelConfig, device_type: str) -> None:
             "parallel.compile=true on a machine without g++ or clang++",
             "torch.compile builds C++ for CPU",
             "install g++ (apt install g++), or set parallel.compile=false",
+        )
+
+
+def check_tensor_hosts(config: ParallelConfig, hosts: Sequence[str]) -> None:
+    """`hosts`: of every rank. `tp` is the last axis of the mesh: its groups are of neighbours."""
+    groups = [set(hosts[first : first + config.tp]) for first in range(0, len(hosts), config.tp)]
+    if config.async_tp and (spread := [sorted(group) for group in groups if len(group) > 1]):
+        raise UserError(
+            f"parallel.async_tp=true with parallel.tp={config.tp}, and tensor ranks on {' and '.join(spread[0])}",
+            "tensor ranks read each other's memory for it, which GPUs of one host can",
+            "remove parallel.async_tp, or use a parallel.tp that divides the ranks of a host",
         )
 
 
@@ -195,13 +207,12 @@ def _lay_out(
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
     # likewise before recompute and compile: it replaces the products of a forward
-    apply_fp8((module for _, module in _linears(part)), precision.scaling, device)
+    apply_fp8((module for _, module in _linears(part)), precision.scaling, device, config.offload, config.compiles)
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])
-    if config.async_tp:
-        overlap_exchanges(mesh.dense["tp"])
     if config.compiles:
+        overlap_exchanges(mesh.dense["tp"], config.async_tp)
         for block in part.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
             block.compile(fullgraph=True)
         if part.last and isinstance(part.lm_head, Head):  # not where its rows are cut over ranks
@@ -213,3 +224,5 @@ def _lay_out(
     # after sharding: only the shards get memory, in the host's where they are offloaded
     part.to_empty(device=torch.device("cpu") if config.offload else device)
     part.tie()  # to_empty gives each name its own tensor
+    if keeps_masters:
+        keep_in_fp8(module for _, module in _linears(part))

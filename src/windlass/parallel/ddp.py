@@ -2,9 +2,10 @@
 
 The picture, for N ranks: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
 
-    kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32; 18 P in bf16, fp16 and fp8,
-                     with the copies that products read; 8 P in bf16-pure. Where `precision.reduce` is another dtype than
-                     gradients are kept in, also the buckets as they are sent, until backward ends: 4 P in bf16-pure
+    kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32; 18 P in bf16 and fp16
+                     with the copies that products read, nearly 17 P in fp8; 8 P in bf16-pure. Where `precision.reduce`
+                     is another dtype than gradients are kept in, also the buckets as they are sent, until backward
+                     ends: 4 P in bf16-pure
     sent per step    an all-reduce per bucket, r P bytes together, r of `precision.reduce` (4; 2 in bf16); a ring moves
                      2 (N-1)/N of that per rank (reduce-scatter, then all-gather); accumulation adds none:
                      only the last micro-batch sends

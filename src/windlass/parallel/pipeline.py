@@ -82,7 +82,7 @@ class PipelineProgram(DecoderProgram):
         mirror = self._tie.head if self._tie else None
         named = [named for part in parts for named in part.named_parameters()]
         records = [parameter_record(name, p, base, masters) for name, p in named if p is not mirror]
-        super().__init__(parts, mesh, precision, records)
+        super().__init__(parts, mesh, precision, records, masters)
         self.parts, self.stages = list(parts), stages
         self._config, self._group, self._masters = config, group, masters
         self._rank = mesh.coordinate["pp"]

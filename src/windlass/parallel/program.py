@@ -10,6 +10,7 @@ need nothing special. A mean of per-rank means would differ by up to 1e-2 in los
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -27,7 +28,7 @@ from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import NO_MASTERS, Record, local_gradients, parameter_record
 from windlass.parallel.routers import Routers
-from windlass.precision.fp8_gather import CastWeights
+from windlass.precision.fp8_weights import CastWeights
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
 from windlass.precision.sums import summed
@@ -77,15 +78,25 @@ class Program(Protocol):
 
 
 class DecoderProgram:
-    """What the programs of all layouts share. `parts`: this rank's decoders, laid out."""
+    """What the programs of all layouts share. `parts`: this rank's decoders, laid out. `masters`: masters.py's, by name."""
 
-    def __init__(self, parts: Sequence[Decoder], mesh: Mesh, precision: Precision, records: list[Record]):
-        self.mesh, self._precision, self._records = mesh, precision, records
+    def __init__(
+        self,
+        parts: Sequence[Decoder],
+        mesh: Mesh,
+        precision: Precision,
+        records: list[Record],
+        masters: Mapping[str, nn.Parameter] = NO_MASTERS,
+    ):
+        self.mesh, self._precision = mesh, precision
         self._device = next(parts[0].parameters()).device
         self._decoders, self._routers = parts, Routers(parts, mesh)
         self._loss_scale = LossScale(self._device) if precision.is_scaled else None
-        self._linears = [module for part in parts for module in part.modules() if isinstance(module, Linear)]
-        self._weights = CastWeights(self._linears, precision.compute)
+        modules = [named for part in parts for named in part.named_modules()]
+        linears = {f"{name}.weight": module for name, module in modules if isinstance(module, Linear)}
+        self._linears = list(linears.values())
+        self._weights = CastWeights(linears, masters, precision.compute)
+        self._records = [replace(record, codes=self._weights.codes.get(record.name)) for record in records]
         self._gradients_checked = False
 
     def records(self) -> list[Record]:
@@ -164,7 +175,7 @@ class ShardedProgram(DecoderProgram):
         masters: Mapping[str, nn.Parameter] = NO_MASTERS,
     ):
         records = [parameter_record(name, p, base, masters) for name, p in model.named_parameters()]
-        super().__init__([model], mesh, precision, records)
+        super().__init__([model], mesh, precision, records, masters)
         self.model, self._has_masters = model, bool(masters)
         self._sender = Backwards(model, zero) if replicas is None else replicas
         self._bucket_mib = bucket_mib

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch.nn import Parameter
 
+from windlass.precision.fp8 import codes_of
 from windlass.ranks.owned_part import local_tensor
 from windlass.units import MIB
 
@@ -18,7 +19,8 @@ class Record:
     when it is sharded, frozen where it needs no gradient. `logical_shape`: the shape before any cut. `counted`: False for the
     second copy of a tied pair, which is stepped but neither named in files, nor counted in the norm, nor saved. `kept`: whether
     a checkpoint has it: the frozen base of an adapter is in the files that it was read from. `copy`: what products read in its
-    place, in another dtype (precision/masters.py); the optimizer writes it with each update."""
+    place, in another dtype (precision/masters.py); the optimizer writes it with each update. `codes`: what they read, or gather,
+    in eight bits (precision/fp8_weights.py), written before the next forward."""
 
     name: str
     tensor: torch.nn.Parameter
@@ -26,6 +28,12 @@ class Record:
     counted: bool = True
     kept: bool = True
     copy: torch.nn.Parameter | None = None
+    codes: torch.Tensor | None = None
+
+    @property
+    def copies(self) -> list[torch.Tensor]:
+        """What this rank keeps of the parameter beside `tensor`."""
+        return [one for one in (self.copy, self.codes) if one is not None]
 
 
 NO_MASTERS: Final[Mapping[str, Parameter]] = MappingProxyType({})
@@ -35,7 +43,7 @@ def parameter_record(
     name: str, parameter: Parameter, base: Collection[str], masters: Mapping[str, Parameter]
 ) -> Record:
     """The record of a parameter of the model, which has a master or none. `base`: parameters that no checkpoint keeps."""
-    copy = parameter if name in masters else None
+    copy = parameter if name in masters and codes_of(parameter) is None else None
     tensor, shape = masters.get(name, parameter), torch.Size(parameter.shape)
     return Record(name, tensor, shape, kept=name not in base, copy=copy)
 

@@ -254,23 +254,26 @@ ENDS: Final[dict[str, Make]] = {
 }
 
 
-def overlap_exchanges(tp: DeviceMesh) -> None:
-    """Before blocks are compiled: a GATHER and the products that read it become one operator of torch's, which multiplies the
-    pieces as they come (symmetric memory between GPUs of one host). A product and its SCATTER likewise. Of a block's 8 exchanges
-    these are 6: backward's SCATTERs add up the gradients of several products. With one row they are 2: torch's patterns miss how
-    GATHERs are laid out then. Nothing over a trial's group, which sends nothing.
+def overlap_exchanges(tp: DeviceMesh, is_asked: bool) -> None:
+    """Before blocks are compiled, where `is_asked`: a GATHER and the products that read it become one operator of torch's, which
+    multiplies the pieces as they come (symmetric memory between GPUs of one host). A product and its SCATTER likewise. Of a
+    block's 8 exchanges these are 6: backward's SCATTERs add up the gradients of several products. With one row they are 2:
+    torch's patterns miss how GATHERs are laid out then. Nothing over a trial's group, which sends nothing.
 
     Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959; torch._inductor.fx_passes.micro_pipeline_tp.
     """
-    group = tp.get_group()
-    if dist.get_backend(group) == "fake":
+    group, tag = tp.get_group(), "async_tp"
+    if dist.get_backend(group) == "fake" or (not is_asked and torch.compiler.config.cache_key_tag != tag):
         return
     from torch._inductor import config
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-    enable_symm_mem_for_group(group.group_name)
-    config._micro_pipeline_tp = True
-    torch.compiler.config.cache_key_tag = "async_tp"  # the setting above is private, and so no part of the cache's key
+    if is_asked:
+        enable_symm_mem_for_group(group.group_name)
+    config._micro_pipeline_tp = is_asked  # of the process: another program of it may have asked
+    torch.compiler.config.cache_key_tag = (
+        tag if is_asked else ""
+    )  # that setting is private, and so no part of the cache's key
 
 
 def apply_tensor(model: Decoder, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:

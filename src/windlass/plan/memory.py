@@ -3,13 +3,14 @@
 Between two steps, from the first update on, per parameter of this rank (n of them, w bytes as stored, c as computed):
 
     weights      w n
-    copies       c n beside masters (16 bits on one rank, or with zero 0; precision/masters.py): what products read
+    copies       c n beside masters (16 bits on one rank, or with zero 0; precision/masters.py): what products read. Of weights
+                 that are cast ahead to fp8 (precision/fp8_weights.py) 1 byte, beside shards too
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
     gathered     what FSDP2 gathers of the model's N parameters: zero 1 and 2 all, c N; zero 3 the ends and `gathered_units` of
                  blocks. And whole gradients: zero 1 of all, zero 2 of the largest unit, zero 3 of a unit of blocks and an end;
-                 zero 0 of all, where they are sent in another dtype than they are kept in. Of weights that are gathered in
-                 fp8 (precision/fp8_gather.py) 1 byte where c is 2, and a shard of them beside
+                 zero 0 of all, where they are sent in another dtype than they are kept in. Of weights that
+                 are cast ahead to fp8 1 byte where c is 2
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
 
@@ -128,17 +129,19 @@ class RankMemory:
         still = {*self.frozen, *base}
         weights = copies = gradients = states = whole = 0
         shapes = adapted_shapes(self.architecture, self.adapter, padded=True)
+        in_fp8 = set(self.precision.cast_ahead(shapes, self.layout.shard, self.parallel.offload))
         for name, shape in shapes.items():
             elements, size = self._local(shape), stored
             if name in base:
                 size = 1 if name.endswith(f".{CODES}") else 2 if name.endswith(f".{SCALES}") else computed
             weights += elements * size
-            copies += elements * computed * (self.has_masters and size == stored and name not in base)
+            if self.has_masters and size == stored and name not in base:
+                copies += elements * computed * (name not in in_fp8)
+            copies += elements * (name in in_fp8)
             whole += math.prod(shape) * min(size, computed)
             if name not in still:
                 gradients += elements * self._kept_gradient
                 states += self._states(name, shape, elements)
-        in_fp8 = self.precision.gathered_in_fp8(shapes, self.layout.shard, self.parallel.offload)
         eight = sum(math.prod(shapes[name]) for name in in_fp8)
         return LastingBytes(weights, copies, gradients, states, self._gathered(whole, gradients, eight))
 
@@ -175,10 +178,9 @@ class RankMemory:
         if self.parallel.zero_stage == 3:
             sent = (blocks - eight) * gathered_units(self.parallel.prefetch)
             units = int(min(1.0, share) * (sent + blocks * reduced))
-            return units + int(edges + edge * reduced) + eight // ranks
+            return units + int(edges + edge * reduced)
         unit = max(blocks * share, edge)
-        gradient = int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
-        return whole - eight + gradient + eight // ranks
+        return whole - eight + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
 
     def step_bytes(self, micro_batch: int, length: int, recompute: str) -> StepBytes:
         """What a micro-batch of [micro_batch, length] tokens costs."""

@@ -18,7 +18,7 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "bf16": ("fp32", "bf16", "fp32", "fp32"),
     "fp16": ("fp32", "fp16", "fp32", "fp32"),
     "bf16-pure": ("bf16", "bf16", "fp32", "bf16"),
-    "fp8": ("fp32", "bf16", "fp32", "fp32"),  # as bf16: no tensor is stored in 8 bits
+    "fp8": ("fp32", "bf16", "fp32", "fp32"),  # as bf16, but for what products read
     "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is counted before the devices are known
 }
 FP8_MULTIPLE: Final = 16
@@ -103,9 +103,10 @@ class PrecisionConfig(Settings):
         """None where nothing is multiplied in fp8."""
         return (self.scaling or "tensorwise") if self.policy == "fp8" else None
 
-    def gathered_in_fp8(self, shapes: Mapping[str, Sequence[int]], shards: int, is_offloaded: bool) -> list[str]:
-        """Which tensors of a model of these `shapes` FSDP2 gathers in eight bits from `shards` ranks (fp8_gather.py)."""
-        if self.fp8_scaling != "tensorwise" or shards == 1 or is_offloaded:
+    def cast_ahead(self, shapes: Mapping[str, Sequence[int]], shards: int, is_offloaded: bool) -> list[str]:
+        """Which tensors of a model of these `shapes` are kept in eight bits by `shards` ranks that share each, and gathered so
+        (fp8_weights.py)."""
+        if self.fp8_scaling != "tensorwise" or is_offloaded:
             return []
         return [name for name, sides in block_matrices(shapes).items() if is_fit(*sides) and sides[0] % shards == 0]
 

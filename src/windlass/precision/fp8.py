@@ -7,10 +7,10 @@ that is computed from the numbers at hand (dynamic scaling), and sums in fp32:
     tensorwise   e4m3     e5m2 (dy)  a whole tensor              the fastest; one outlier takes digits from all numbers
     rowwise      e4m3     e4m3       each slice that is summed   more passes over the numbers; every scale is a power of 2
 
-Weights stay in fp32 with a copy in bf16, and activations are kept for backward in bf16: fp8 saves time on GPUs that have it
-(NVIDIA since Ada and Hopper, twice the rate of bf16), and no memory. Embedding, head, norms, attention and experts stay in bf16,
-and so does a matrix whose sides are no multiples of 16, which such products ask for. dW sums over tokens: where their number is
-no multiple of 16, zeros are added.
+Weights stay in fp32 with a copy in bf16, or tensorwise in eight bits (fp8_weights.py), and activations are kept for backward in
+bf16: fp8 saves time on GPUs that have it (NVIDIA since Ada and Hopper, twice the rate of bf16), and little memory. Embedding,
+head, norms, attention and experts stay in bf16, and so does a matrix whose sides are no multiples of 16, which such products ask
+for. dW sums over tokens: where their number is no multiple of 16, zeros are added.
 
 Elsewhere torchao emulates the products: the casts and scales are the same, and the sums run in the wider dtype. On a CPU that is
 slower than bf16, and proves what does not need the hardware.
@@ -65,15 +65,17 @@ def check_devices(devices: Sequence[Accelerator]) -> list[str]:
 
 
 class Product:
-    """x, W, bias -> x W^T + bias in fp8, in the place of functional.linear."""
+    """x, W, bias -> x W^T + bias in fp8, in the place of functional.linear. `casts_ahead`: whether weights may come in eight bits
+    (fp8_weights.py), and `is_compiled`: made by a compiled kernel."""
 
-    def __init__(self, scaling: Scaling, emulate: bool):
+    def __init__(self, scaling: Scaling, emulate: bool, casts_ahead: bool = False, is_compiled: bool = False):
         float8 = float8_library()
         config = float8.Float8LinearConfig.from_recipe_name(scaling)
         self._config = dataclasses.replace(config, emulate=emulate)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
         linear, self._tensors = float8.float8_linear, float8.float8_training_tensor
-        self.is_tensorwise, self.of_weights = scaling == "tensorwise", config.cast_config_weight.target_dtype
+        self.casts_ahead, self.is_compiled = casts_ahead, is_compiled
+        self.of_weights: torch.dtype = config.cast_config_weight.target_dtype
         aligned, padded = (
             [linear.ScaledMMConfig(emulate, gemm.use_fast_accum, False, pad_inner_dim) for gemm in gemms]
             for pad_inner_dim in (False, True)
@@ -92,16 +94,17 @@ class Product:
         scales: Tensor = float8_library().float8_utils.amax_to_scale(largest, self.of_weights)
         return scales
 
-    def cast(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """A weight, or some rows of it, in eight bits."""
-        codes: Tensor = self._tensors.hp_tensor_and_scale_to_float8(weight, scale, self.of_weights)._data
-        return codes
-
     def weight(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """What this product takes as a weight of `dtype` that is cast already."""
         role = self._tensors.GemmInputRole.WEIGHT
         weight: Tensor = self._tensors.Float8TrainingTensor(codes, scale, dtype, self._aligned, role)
         return weight
+
+
+def codes_of(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The eight bits and the scale of what `Product.weight` made; None: it is another tensor."""
+    codes: Tensor | None = getattr(weight, "_data", None)
+    return None if codes is None else (codes, weight._scale)  # type: ignore[attr-defined]
 
 
 def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
@@ -111,12 +114,19 @@ def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
     return f"{scaling}, {fit} of the {len(sides)} matrices of the blocks; MFU is a share of bf16's peak"
 
 
-def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, device: torch.device) -> None:
+def apply_fp8(
+    linears: Iterable[Any],
+    scaling: Scaling | None,
+    device: torch.device,
+    is_offloaded: bool = False,
+    is_compiled: bool = False,
+) -> None:
     """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`. Raises
     UserError where none is fit."""
     if scaling is None:
         return
-    product, sides = Product(scaling, emulate=device.type != "cuda"), set[tuple[int, int]]()
+    casts_ahead = scaling == "tensorwise" and not is_offloaded  # as PrecisionConfig.cast_ahead
+    product, sides = Product(scaling, device.type != "cuda", casts_ahead, is_compiled), set[tuple[int, int]]()
     for linear in linears:
         sides.add((linear.out_features, linear.in_features))
         if is_fit(linear.out_features, linear.in_features):

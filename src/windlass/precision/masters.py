@@ -6,7 +6,8 @@ read, and whose gradient is added up in fp32 (or, with `precision.gradients: bf1
 
     master fp32 --optimizer's own pass--> parameter bf16 --products--> gradient bf16 --added--> master's gradient fp32
 
-Kept, bytes per parameter: 4 of the master, 2 of the parameter, 4 of the gradient (2), 8 of AdamW's moments. FSDP2 would hold the
+Kept, bytes per parameter: 4 of the master, 2 of the parameter (1 in fp8: fp8_weights.py), 4 of the gradient (2), 8 of AdamW's
+moments. FSDP2 would hold the
 2 only while a unit is gathered.
 
 Moved, bytes per parameter and micro-batch: a product writes its gradient (2), which is read and added to the sum (2 + 4 + 4), 12
@@ -35,6 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from windlass.precision.fp8 import codes_of
 from windlass.precision.policy import Precision
 from windlass.ranks.owned_part import local_tensor
 
@@ -73,7 +75,8 @@ def apply_masters(
     masters = {}
     for name, parameter in model.named_parameters():
         if name not in base:
-            whole = torch.empty_like(parameter.detach(), dtype=precision.stored)
+            in_fp8 = codes_of(parameter)
+            whole = torch.empty_like(parameter.detach() if in_fp8 is None else in_fp8[0], dtype=precision.stored)
             masters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             masters[name].grad_dtype = precision.gradients
             if parameter.requires_grad:
@@ -144,6 +147,7 @@ def compiled_add() -> Callable[[Tensor, Tensor, bool], None]:
 
 @torch.no_grad()
 def fill_copies(named: Mapping[str, torch.Tensor], masters: Mapping[str, nn.Parameter]) -> None:
-    """The values of the masters into the parameters of these names."""
+    """The values of the masters into the parameters of these names. (Those in eight bits fp8_weights.py casts.)"""
     for name, master in masters.items():
-        named[name].copy_(master)
+        if codes_of(named[name]) is None:
+            named[name].copy_(master)

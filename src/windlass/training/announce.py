@@ -99,12 +99,12 @@ def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -
     trained = [record for record in records if record.tensor.requires_grad]
     kinds = {
         "weights": sum(local_bytes(record.tensor) for record in trained),
-        "copies for products": sum(local_bytes(record.copy) for record in trained if record.copy is not None),
+        "copies for products": sum(local_bytes(copy) for record in trained for copy in record.copies),
         "gradients": sum(gradient_bytes(record.tensor) for record in trained),
         "optimizer states": sum(map(local_bytes, states)),
     }
-    held = (one for record in records if not record.tensor.requires_grad for one in (record.tensor, record.copy))
-    frozen = sum(local_bytes(one) for one in held if one is not None)
+    held = (one for record in records if not record.tensor.requires_grad for one in (record.tensor, *record.copies))
+    frozen = sum(map(local_bytes, held))
     num_trained = max(1, sum(local_bytes(one.tensor) // one.tensor.element_size() for one in trained))
     listed = ", ".join(f"{name} {size / num_trained:.3g}" for name, size in kinds.items() if size)
     total = sum(kinds.values())

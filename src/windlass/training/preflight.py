@@ -22,7 +22,7 @@ from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
 from windlass.model.open_config import architecture_of, architecture_within, fewer_rows, model_directory, read_hf_config
 from windlass.parallel.activations import check_budget
-from windlass.parallel.build import check_device
+from windlass.parallel.build import check_device, check_tensor_hosts
 from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
@@ -155,6 +155,8 @@ def make_ready_once(config: RunConfig, runtime: Runtime, is_prepared: bool = Fal
     """`make_ready` for all ranks: rank 0 makes ready, unless the caller has (`is_prepared`), and one rank per host fetches the
     weights that rank 0 pinned; then all open the data. Collective."""
     ready = None
+    if config.parallel.async_tp:
+        check_tensor_hosts(config.parallel, runtime.hosts())
     if not is_prepared:
         devices = runtime.accelerators()
         ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type, devices))

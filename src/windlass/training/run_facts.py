@@ -22,7 +22,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
     shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
     train = run.prepared.sets["train"]
     units, ends = num_units(architecture, config.parallel)
-    in_fp8 = config.precision.gathered_in_fp8(shapes, layout.shard, config.parallel.offload)
+    in_fp8 = config.precision.cast_ahead(shapes, layout.shard, config.parallel.offload)
     return RunFacts(
         device=run.runtime.device_name(),
         ranks=layout.world,

@@ -54,7 +54,7 @@ DATA_PARALLEL = {
     ),
     "a rank's own scale": Bug(
         "fp8 weights are gathered with the scale of a rank's own rows, and every rank reads all of them by its own",
-        (("precision/fp8_gather.py", "dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)", "pass"),),
+        (("precision/fp8_weights.py", "dist.all_reduce(largest, dist.ReduceOp.MAX, self._shards)", "pass"),),
         ("policy: qwen3 tied wide: shard2 fp8",),
     ),
     "averaged by DDP": Bug(

@@ -7,6 +7,7 @@ which step. Where nobody is, the run goes on from a copy of the whole one's dire
 
 import itertools
 import json
+import math
 import random
 import shutil
 from dataclasses import dataclass
@@ -24,8 +25,12 @@ from tests.training.runs.resuming import (
     recipe,
     train,
 )
+from windlass.model.architecture import parameter_shapes
+from windlass.model.config import architecture_from_hf
 from windlass.proof.pool import RankFailed
+from windlass.report.events import read_events
 from windlass.training import loop
+from windlass.training.start.drift import newest_trainer_state
 from windlass.training.start.open_saved import open_saved
 
 STOPPED = 6
@@ -222,6 +227,15 @@ def test_fp16_skips_while_its_scale_falls_and_trains_in_between(runs):
     assert all(4 < line["loss"] < 7 for line in lines.values()), "in nats, whatever the scale"
     assert lines[10]["loss"] < lines[1]["loss"]
     assert '"incident"' not in text, "an overflow of the scale is no incident"
+
+
+def test_a_run_says_how_much_it_gathers_in_fp8(runs):
+    whole, _ = runs.whole("fp8", "shard2")
+    directory = whole.run.directory
+    first, model = read_events(directory / "events.jsonl")[0], newest_trainer_state(directory)["model"]
+    shapes = parameter_shapes(architecture_from_hf(model))
+    matrices = [math.prod(shape) for name, shape in shapes.items() if name.endswith("_proj.weight")]
+    assert len(matrices) == 14 and first["facts"]["fp8_elements"] == sum(matrices)
 
 
 def test_a_checkpoint_of_bf16_weights_is_read_by_every_other_job(runs):

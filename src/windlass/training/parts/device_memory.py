@@ -60,7 +60,7 @@ def local_bytes(tensor: torch.Tensor) -> int:
 def standing_bytes(program: Program, optimizer: Optimizer, device: torch.device) -> tuple[int, ...]:
     """Bytes of each of KINDS that `device` keeps between a backward and the update."""
     here = [record for record in program.records() if record.tensor.device.type == device.type]
-    parameters = [one for record in here for one in (record.tensor, record.copy) if one is not None]
+    parameters = [one for record in here for one in (record.tensor, *record.copies)]
     trained = [record.tensor for record in here if record.tensor.requires_grad]
     kept = [state for state in optimizer.state_tensors().values() if state.device.type == device.type]
     return sum(map(local_bytes, parameters)), sum(map(gradient_bytes, trained)), sum(map(local_bytes, kept))

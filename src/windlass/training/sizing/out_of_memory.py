@@ -65,7 +65,7 @@ def device_bytes(
     frozen = [record for record in here if can_quantize and not record.tensor.requires_grad]
     matrices = [r.tensor for r in frozen if ".layers." in r.name and r.name.endswith("_proj.weight")]
     return DeviceBytes(
-        parameters=sum(map(local_bytes, [*parameters, *(r.copy for r in here if r.copy is not None)])),
+        parameters=sum(map(local_bytes, [*parameters, *(copy for r in here for copy in r.copies)])),
         gradients=sum(local_bytes(p.grad) for p in parameters if p.grad is not None),
         states=sum(local_bytes(state) for state in states if state.device.type == device.type),
         peak=int(peak),
