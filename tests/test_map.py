@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "model.head": ("model",),
     "model.lora": ("adapters", "model"),
     "parallel": ("model", "model.attention", "model.head", "model.lora", "precision", "ranks", "parallel.rules"),
-    "parallel.rules": ("model", "model.lora", "parallel"),
+    "parallel.rules": ("model", "model.lora", "parallel", "precision"),
     "objectives": ("model.head", "parallel"),
     "adapters": ("model", "model.lora", "ranks"),
     "training": (

@@ -39,6 +39,18 @@ def block_matrices(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, 
     }
 
 
+def unfit_errors(shapes: Mapping[str, Sequence[int]]) -> Iterator[UserError]:
+    """Where fp8 can multiply no matrix of a model of these tensors."""
+    sides = set(block_matrices(shapes).values())
+    if not any(is_fit(*one) for one in sides):
+        yield UserError(
+            "precision.policy=fp8 for matrices of "
+            + ", ".join(f"{rows} x {columns}" for rows, columns in sorted(sides)),
+            f"fp8 multiplies matrices whose sides are multiples of {FP8_MULTIPLE}, and this model has none",
+            f"use precision.policy=bf16, or model sizes that are multiples of {FP8_MULTIPLE}",
+        )
+
+
 class PrecisionConfig(Settings):
     policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
     """auto: when the run begins, bf16 if every device has it (NVIDIA since Ampere), fp16 on older devices with tensor cores,

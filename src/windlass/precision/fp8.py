@@ -121,20 +121,11 @@ def apply_fp8(
     is_offloaded: bool = False,
     is_compiled: bool = False,
 ) -> None:
-    """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`. Raises
-    UserError where none is fit."""
+    """Lets the `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; does nothing without `scaling`."""
     if scaling is None:
         return
     casts_ahead = scaling == "tensorwise" and not is_offloaded  # as PrecisionConfig.cast_ahead
-    product, sides = Product(scaling, device.type != "cuda", casts_ahead, is_compiled), set[tuple[int, int]]()
+    product = Product(scaling, device.type != "cuda", casts_ahead, is_compiled)
     for linear in linears:
-        sides.add((linear.out_features, linear.in_features))
         if is_fit(linear.out_features, linear.in_features):
             linear.product = product
-    if sides and not any(is_fit(*one) for one in sides):
-        raise UserError(
-            "precision.policy=fp8 for matrices of "
-            + ", ".join(f"{rows} x {columns}" for rows, columns in sorted(sides)),
-            f"fp8 multiplies matrices whose sides are multiples of {FP8_MULTIPLE}, and this model has none",
-            f"use precision.policy=bf16, or model sizes that are multiples of {FP8_MULTIPLE}",
-        )

@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.parallel.tiny import MODEL
 from windlass.errors import UserError
+from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.check_layout import OtherSettings, check_layout
 from windlass.parallel.rules.effects import fp8_errors, unit_errors
@@ -100,6 +102,24 @@ def test_layouts_with_other_scales_are_refused_beside_fp8(given, named, remedy):
     assert all(f"parallel.{key}={value}" in caught.value.change for key, value in remedy.items() if key != "pp")
     assert not list(fp8_errors(ParallelConfig(**remedy), "fp8"))
     assert not list(fp8_errors(ParallelConfig(**given), "bf16"))
+
+
+def test_a_model_without_a_matrix_that_fp8_multiplies_is_refused():
+    odd = {
+        "hidden_size": 40,
+        "intermediate_size": 72,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 40,
+    }
+    even = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16}
+    unfit, partly = (ModelConfig.model_validate({**MODEL, **odd, **more}).architecture() for more in ({}, even))
+    with pytest.raises(UserError) as caught:
+        check_layout(ParallelConfig(), unfit, others=OtherSettings(policy="fp8"))
+    assert caught.value.given == "precision.policy=fp8 for matrices of 40 x 40, 40 x 72, 72 x 40"
+    assert "multiples of 16" in caught.value.rule and "precision.policy=bf16" in caught.value.change
+    check_layout(ParallelConfig(), unfit, others=OtherSettings(policy="bf16"))
+    check_layout(ParallelConfig(), partly, others=OtherSettings(policy="fp8"))
 
 
 @pytest.mark.parametrize(

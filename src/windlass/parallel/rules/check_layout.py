@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from windlass.errors import UserError, raise_all
-from windlass.model.architecture import Architecture
+from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors, sequence_errors
 from windlass.parallel.rules.degrees import (
@@ -29,6 +29,7 @@ from windlass.parallel.rules.degrees import (
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, gradient_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
 from windlass.parallel.rules.pipeline import empty_stage_errors, pipeline_errors, schedule_errors
+from windlass.precision.config import unfit_errors
 from windlass.settings import judged
 
 
@@ -82,6 +83,8 @@ def layout_errors(
     yield from _found_by(lambda: pipeline_errors(parallel))
     if (policy := others.policy) is not None:
         yield from _found_by(lambda: fp8_errors(parallel, policy))
+        if policy == "fp8" and architecture is not None:
+            yield from unfit_errors(parameter_shapes(architecture))
     cuts = list(_cut_errors(parallel, architecture, others)) if architecture is not None else []
     yield from cuts
     if architecture is not None:
