@@ -147,7 +147,8 @@ def test_a_run_with_auto_writes_what_it_chose_and_resumes(base, ranks):
 
 
 def test_fp8_is_refused_where_a_device_lacks_it_and_a_model_is_scored_in_bf16_there(base):
-    config = tiny.recipe(base, precision={"policy": "fp8", "scaling": "rowwise"})
+    sixteens = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
+    config = tiny.recipe(base, model=sixteens, precision={"policy": "fp8", "scaling": "rowwise"})
     assert choose_policy(config, [H100]) == without_missing_fp8(config, [H100]) == (config, [])
     with pytest.raises(UserError, match=r"precision\.policy=fp8 on NVIDIA A100"):
         choose_policy(config, [H100, A100])
