@@ -81,7 +81,7 @@ def check_device(config: ParallelConfig, device_type: str) -> None:
 
 
 def check_tensor_hosts(config: ParallelConfig, hosts: Sequence[str]) -> None:
-    """`hosts`: of every rank. `tp` is the last axis of the mesh: its groups are of neighbours."""
+    """Raises UserError where `async_tp` would reach over hosts. `hosts`: of every rank; each `tp` ranks in a row are a group."""
     groups = [set(hosts[first : first + config.tp]) for first in range(0, len(hosts), config.tp)]
     if config.async_tp and (spread := [sorted(group) for group in groups if len(group) > 1]):
         raise UserError(

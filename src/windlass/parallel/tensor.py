@@ -270,10 +270,9 @@ def overlap_exchanges(tp: DeviceMesh, is_asked: bool) -> None:
 
     if is_asked:
         enable_symm_mem_for_group(group.group_name)
-    config._micro_pipeline_tp = is_asked  # of the process: another program of it may have asked
-    torch.compiler.config.cache_key_tag = (
-        tag if is_asked else ""
-    )  # that setting is private, and so no part of the cache's key
+    # both are the process's, and an earlier program may have asked; the first is private, and so no part of the cache's key
+    config._micro_pipeline_tp = is_asked
+    torch.compiler.config.cache_key_tag = tag if is_asked else ""
 
 
 def apply_tensor(model: Decoder, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
